@@ -46,7 +46,7 @@ from benchmarks.peers.run import PeersRun
 from benchmarks.preemption import live as preemption
 from benchmarks.preemption import page as preemption_page
 from benchmarks.tensorflow import MODES
-from edl.coordination.local_server import start_local, stop_local
+from edl.zookeeper.local_server import start_local, stop_local
 
 AnyJob = TypeVar("AnyJob", bound=Job)
 System = tuple[str, type[Job], str]  # its name, its launcher, its script

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.page import Section, markdown
-from edl.core.policy.observation import Observation, Rule, SizeMeasurement, State
-from edl.core.policy.stragglers import Stragglers, Times
-from edl.core.policy.throughput import Throughput
-from edl.core.sizes import Sizes
+from edl.policy.goodput import Throughput
+from edl.policy.observation import Observation, Rule, SizeMeasurement, State
+from edl.policy.stragglers import Stragglers, Times
+from edl.spec import Sizes
 
 TITLE = "AutoScaling's published runs, played again"
 OUT = Path(__file__).parents[1] / "docs" / "benchmarks" / "autoscaling.md"

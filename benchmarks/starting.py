@@ -30,7 +30,7 @@ FORKED, ANEW = "from a template", "started anew"
 SETTINGS = {FORKED: {"EDL_TEMPLATE": "1"}, ANEW: {"EDL_TEMPLATE": "0"}}
 KILLS, SCALES, MANY = 5, 3, 8
 WARM = 60  # steps before the first kill; the template is ready by then
-TEMPLATE = "launch/template/main.py"
+TEMPLATE = "host/template/main.py"
 ASKED_S = {"torch": (0.6, 1.0), "tensorflow": (1.5, 2.0)}
 SCRIPT_ARGUMENTS: Mapping[str, tuple[str, ...]] = {"torch": (), "tensorflow": ("--mode", "wide")}
 COMMAND = 'make bench ARGS="--only starting"'

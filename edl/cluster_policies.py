@@ -17,8 +17,8 @@ from typing import Any
 from edl.cluster.policies.registry import OwnPolicy, own_policy, with_parameters
 from edl.cluster.records import ClusterRecord
 from edl.cluster.state import ClusterPolicy
-from edl.core.policy.custom_rule import module_and_function
 from edl.errors import UsageError
+from edl.policy.file import module_and_function
 
 
 def load_policy(name: str, parameters: Mapping[str, Any] = MappingProxyType({})) -> ClusterPolicy:

@@ -21,12 +21,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
-from edl.core.job_spec import JobSettings
-from edl.core.settings import MOST_WAIT_S, check_settings, setting
-from edl.core.settings import variable as variable_of
-from edl.core.sizes import Sizes
 from edl.errors import ConfigError
 from edl.secret_file import LEAST_SECRET, read_secret
+from edl.spec import MOST_WAIT_S, JobSettings, Sizes, check_settings, setting
+from edl.spec import variable as variable_of
 
 LOOPBACK = "127.0.0.1"
 _INHERITED_TEMPLATE = "EDL_INHERITED_TEMPLATE"  # SOCKET:PROCESS

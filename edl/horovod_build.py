@@ -1,7 +1,7 @@
 """Read what edl's build of Horovod has recorded in the installed package; do not import it.
 
 A wheel that ``edl build-horovod`` has built carries the names of its patches
-(:mod:`edl.install.horovod_patches`), so that a patched Horovod can be told from a stock one:
+(:mod:`edl.install.horovod_wheel`), so that a patched Horovod can be told from a stock one:
 :func:`applied` returns them.
 """
 

@@ -36,19 +36,14 @@ from edl.cluster.status import (
     SchedHints,
     SchedulerHints,
 )
-from edl.core.event_explanations import EXPLANATIONS
-from edl.core.events import DETAILS, EventKind
-from edl.core.host.exit_codes import EXIT_CODES, MEANINGS, AgentResult
-from edl.core.job_metrics import JOB_METRICS
-from edl.core.job_spec import JobSettings
-from edl.core.job_summary import JobSummary
-from edl.core.metric import Metric
-from edl.core.progress import TrainingStatus
-from edl.core.settings import row
-from edl.core.sizes import Sizes
-from edl.core.status import JobStatus, MemberStatus
-from edl.core.switch_parts import SwitchParts
-from edl.core.worker_metrics import WORKER_METRICS
+from edl.event_text import EXPLANATIONS
+from edl.events import DETAILS, EventKind
+from edl.host.process import EXIT_CODES, MEANINGS, AgentResult
+from edl.metric import Metric
+from edl.metrics import JOB_METRICS, WORKER_METRICS
+from edl.records import SwitchParts, TrainingStatus
+from edl.spec import JobSettings, Sizes, row
+from edl.status import JobStatus, JobSummary, MemberStatus
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

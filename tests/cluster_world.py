@@ -38,9 +38,9 @@ from edl.cluster.view import (
     PlaceRun,
     RunView,
 )
-from edl.core.policy.step_time import StepTimeSample
-from edl.core.records import JobState
-from edl.core.sizes import Sizes
+from edl.policy.step_time import StepTimeSample
+from edl.records import JobState
+from edl.spec import Sizes
 
 SETTINGS = ClusterRecord(start_timeout_s=60.0, halt_timeout_s=100.0)
 

@@ -18,11 +18,10 @@ from edl.cluster.state import (
     StepTimeError,
     slot_count,
 )
+from edl.simulator.costs import constant
 from edl.simulator.engine import Rules, simulate
-from edl.simulator.resize import constant
 from edl.simulator.results import JobResult, Result
-from edl.simulator.timed_work import TimedWork
-from edl.simulator.work import SubmittedJob
+from edl.simulator.workload import SubmittedJob, TimedWork
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from filelock import FileLock
 from kazoo.client import KazooClient
 from xdist.scheduler import LoadScopeScheduling
 
-from edl.coordination.local_server import start_local, stop_local
+from edl.zookeeper.local_server import start_local, stop_local
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ The imports are most of what a process costs a test. There are four ways:
 - :func:`start_in_terminal`: such a command in a terminal of its own;
 - :func:`start`: `edl run`, `edl join` and `edl agent`, `edl cluster` and `edl host`, and verbs that
   ask a job. An agent that is started in this way forks its workers, too, from a template that it is
-  given (:mod:`edl.launch.template`);
+  given (:mod:`edl.host.template`);
 - :class:`Python` and :func:`python`: a script or a piece of code, in place of
   :class:`subprocess.Popen` and :func:`subprocess.run`.
 
@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edl.launch.template import Child, Template
+from edl.host.template import Child, Template
 from edl.testing.job import start_process
 
 EDL = str(Path(sys.executable).parent / "edl")

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from edl.core.job_spec import JobSettings, JobSpec
-from edl.core.records import Assigned, Desired, Job
-from edl.core.sizes import Sizes
+from edl.records import Assigned, Desired, Job
+from edl.spec import JobSettings, JobSpec, Sizes
 
 SIZES = {one.name for one in fields(Sizes)}
 SETTINGS = {one.name for one in fields(JobSettings)}

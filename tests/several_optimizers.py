@@ -17,7 +17,7 @@ import numpy as np
 from counting_judge import judge_noise
 
 from edl.binding.loop import BatchSteps
-from edl.core.job.state_share import WHOLE_STATE, StateShare
+from edl.job.state_share import WHOLE_STATE, StateShare
 from edl.ring.ring import Ring
 from edl.step.batching import Batching
 from edl.step.state_check import WHOLE, StateGroup
@@ -28,7 +28,7 @@ from edl.testing.counting import (
     Vector,
     source_of,
 )
-from edl.testing.loopback_reducer import LoopbackReducer
+from edl.testing.loopback import LoopbackReducer
 from edl.worker.progress import Receive
 
 if TYPE_CHECKING:

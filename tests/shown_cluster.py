@@ -20,7 +20,7 @@ from edl.cluster.records import (
 )
 from edl.cluster.store import ClusterSnapshot, StoredJob
 from edl.cluster.view import HostView
-from edl.coordination.events import OnUnreadable, leave_out
+from edl.zookeeper.events import OnUnreadable, leave_out
 
 NAME, SECRET = "lab", "c" * 32
 NOW = 1_763_632_000.0

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from edl.coordination.events import OnUnreadable, leave_out
-from edl.core.events import (
+from edl.errors import CoordinationError, UnknownJob
+from edl.events import (
     CheckpointDetails,
     DesiredDetails,
     Details,
@@ -27,14 +27,13 @@ from edl.core.events import (
     SwitchDetails,
     WorkerFailedDetails,
 )
-from edl.core.job.profile import Curve, Point
-from edl.core.job_spec import JobSpec
-from edl.core.policy.observation import SizeMeasurement
-from edl.core.policy.scaling_profile import ScalingProfile
-from edl.core.policy.step_time import StepTime
-from edl.core.policy.stragglers import Times
-from edl.core.progress import TrainingStatus
-from edl.core.records import (
+from edl.job.profile import Curve, Point
+from edl.job.snapshot import Snapshot
+from edl.policy.observation import SizeMeasurement
+from edl.policy.scaling_profile import ScalingProfile
+from edl.policy.step_time import StepTime
+from edl.policy.stragglers import Times
+from edl.records import (
     Desired,
     Generation,
     Host,
@@ -44,11 +43,11 @@ from edl.core.records import (
     Member,
     RingMember,
     Stage,
+    SwitchParts,
+    TrainingStatus,
 )
-from edl.core.sizes import Sizes
-from edl.core.snapshot import Snapshot
-from edl.core.switch_parts import SwitchParts
-from edl.errors import CoordinationError, UnknownJob
+from edl.spec import JobSpec, Sizes
+from edl.zookeeper.events import OnUnreadable, leave_out
 
 NAME, SECRET = "digits", "s" * 32
 CREATED = 1_763_632_000.0
@@ -208,7 +207,7 @@ def curve() -> Curve:
 
 @dataclass
 class ShownStore:
-    """A stand-in for a :class:`edl.coordination.job_store.JobStore`, which a test changes.
+    """A stand-in for a :class:`edl.zookeeper.store.JobStore`, which a test changes.
 
     ``error`` is raised by each read in place of an answer, and ``connected`` is whether its session
     then has a connection. None in the ``log`` is an event that cannot be read, and ``first`` the

@@ -34,10 +34,10 @@ from edl.cluster.client.connection import connected_cluster
 from edl.cluster.host.processes import find_processes, host_mark
 from edl.cluster.host_jobs import RunProcess
 from edl.cluster.store import ClusterStore
-from edl.coordination.access import Access
-from edl.coordination.job_store import JobStore
-from edl.coordination.session import Session
-from edl.launch.parent import die_with_parent
+from edl.host.workers import die_with_parent
+from edl.zookeeper.access import Access
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import JobStore
 
 MARK = "EDL_TEST_MARK"
 EDL = ("-m", "edl.cli.main")

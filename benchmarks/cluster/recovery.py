@@ -29,12 +29,12 @@ from edl.cluster.lifecycle import LifeState
 from edl.cluster.manifest import JobManifest
 from edl.cluster.records import HostReport
 from edl.cluster.store import ClusterStore, HostOwner
-from edl.coordination.nodes import content, record
-from edl.coordination.reads import get
-from edl.core.job_spec import JobSettings
-from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, EdlError, UnknownJob
+from edl.job.snapshot import Snapshot
+from edl.spec import JobSettings
 from edl.testing.zookeeper import Server, ensemble
+from edl.zookeeper.nodes import content, record
+from edl.zookeeper.reads import get
 
 T = TypeVar("T")
 Say = Callable[[str], None]

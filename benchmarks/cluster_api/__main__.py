@@ -25,8 +25,8 @@ from benchmarks import page, report
 from benchmarks.cluster_api.load import Acknowledgements, at_rate, over_http
 from benchmarks.jobs import ROOT
 from edl.client.http_api import ApiClient
-from edl.coordination.local_server import start_local, stop_local
-from edl.coordination.secrets import new_secret
+from edl.zookeeper.access import new_secret
+from edl.zookeeper.local_server import start_local, stop_local
 
 CLUSTER = "bench"
 START_S = 60.0

@@ -14,8 +14,7 @@ from matplotlib.path import Path as Shape
 from benchmarks.adapting import drawing
 from benchmarks.cluster_jobs.live import LiveJob, LiveRun
 from benchmarks.cluster_jobs.workload import MOST
-from edl.simulator.results import Result
-from edl.simulator.usage import spans
+from edl.simulator.results import Result, spans
 
 SHADES = ("#dddddd", "#9ecae1", "#4292c6", "#2171b5", "#08306b")  # by the number of slots
 HEIGHT = 0.9  # of a bar with the most slots, in rows

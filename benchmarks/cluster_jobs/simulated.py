@@ -19,11 +19,11 @@ from edl.cluster.policies.registry import with_parameters
 from edl.cluster.records import ClusterRecord
 from edl.cluster.state import ClusterPolicy, Node, TrainingModel
 from edl.cluster.view import JobMeasurements
-from edl.core.policy.step_time import StepTimeSample
+from edl.policy.step_time import StepTimeSample
+from edl.simulator.costs import ResizeCost
 from edl.simulator.engine import Rules, simulate
-from edl.simulator.resize import ResizeCost
 from edl.simulator.results import Result
-from edl.simulator.work import Observation, SubmittedJob
+from edl.simulator.workload import Observation, SubmittedJob
 from edl.step.batching import Batching
 
 TRAINS, ENDS = 0, 1  # the epochs of the work
@@ -31,7 +31,7 @@ TRAINS, ENDS = 0, 1  # the epochs of the work
 
 @dataclass(frozen=True)
 class MeasuredWork:
-    """The work of a job whose step times were measured (:class:`edl.simulator.work.JobWork`).
+    """The work of a job whose step times were measured (:class:`edl.simulator.workload.JobWork`).
 
     In its second epoch the job has trained all steps, and ends.
 

@@ -18,10 +18,10 @@ from edl.cluster.manifest import JobManifest
 from edl.cluster.records import Goal
 from edl.cluster.store import ClusterStore
 from edl.cluster.submission import submit_job
-from edl.coordination.access import Access
-from edl.coordination.local_server import start_local, stop_local
-from edl.coordination.nodes import content
-from edl.coordination.reads import get
+from edl.zookeeper.access import Access
+from edl.zookeeper.local_server import start_local, stop_local
+from edl.zookeeper.nodes import content
+from edl.zookeeper.reads import get
 
 NAME = "scale"
 LIMIT_S = 300.0

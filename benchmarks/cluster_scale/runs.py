@@ -21,18 +21,25 @@ from benchmarks.cluster_scale.hosts import RunKey, StandInHost
 from benchmarks.cluster_scale.loop import Loop
 from benchmarks.cluster_scale.workload import BATCH, StandInJob
 from edl.cluster.store import ClusterStore
-from edl.coordination.access import Access
-from edl.coordination.job_store import JobStore
-from edl.coordination.nodes import content
-from edl.coordination.reads import Issue, children, delete_node, exists, get
-from edl.coordination.session import Refused, Session
-from edl.coordination.wire import encode
-from edl.core.policy.observation import SizeMeasurement
-from edl.core.policy.scaling_profile import ScalingProfile
-from edl.core.progress import ProgressSample, TrainingStatus
-from edl.core.records import Assigned, Generation, Host, Job, JobState, RingMember
 from edl.errors import CoordinationError, UnknownJob
+from edl.policy.observation import SizeMeasurement
+from edl.policy.scaling_profile import ScalingProfile
+from edl.records import (
+    Assigned,
+    Generation,
+    Host,
+    Job,
+    JobState,
+    ProgressSample,
+    RingMember,
+    TrainingStatus,
+)
 from edl.step.batching import Batching
+from edl.zookeeper.access import Access
+from edl.zookeeper.nodes import content
+from edl.zookeeper.reads import Issue, children, delete_node, encode, exists, get
+from edl.zookeeper.session import Refused, Session
+from edl.zookeeper.store import JobStore
 
 AGENT_S = 0.2  # from the start of an agent to its record
 START_S = 1.0  # from the last agent of a run to its first step, as with forked workers

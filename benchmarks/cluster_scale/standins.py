@@ -12,8 +12,8 @@ from benchmarks.cluster_scale.runs import Book, StandInRuns
 from benchmarks.cluster_scale.workload import SLOTS
 from edl.cluster.nodes import open_cluster
 from edl.cluster.store import ClusterStore
-from edl.coordination.access import Access
-from edl.coordination.session import Session
+from edl.zookeeper.access import Access
+from edl.zookeeper.session import Session
 
 SESSION_HOSTS = 25  # hosts that share a session with ZooKeeper
 SESSION_S = 30.0

@@ -19,7 +19,7 @@ from benchmarks.scenarios import report
 from benchmarks.scenarios.play import Played, play_edl, play_stock
 from benchmarks.scenarios.table import SCENARIOS, Scenario
 from benchmarks.scenarios.verdict import edl_problems, problems
-from edl.coordination.local_server import start_local, stop_local
+from edl.zookeeper.local_server import start_local, stop_local
 
 PAGE = ROOT / "docs" / "benchmarks" / "horovod-scenarios.md"
 FIGURES = ROOT / "docs" / "benchmarks" / "horovod-scenarios.json"

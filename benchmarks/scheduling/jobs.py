@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 from edl.simulator.built_in import JSA, POLLUX, SETS, VIRTUALFLOW
+from edl.simulator.costs import constant
 from edl.simulator.engine import Rules
 from edl.simulator.published.workloads.jsa_workload import jsa_jobs
 from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
-from edl.simulator.resize import constant
 from edl.simulator.runs import SimulatedRun
-from edl.simulator.work import SubmittedJob
+from edl.simulator.workload import SubmittedJob
 
 
 def on_pollux(

@@ -11,10 +11,9 @@ from benchmarks.scheduling.jobs import on_pollux
 from benchmarks.scheduling.scope import Scope, Workloads
 from benchmarks.scheduling.store import Found, key
 from edl.simulator.built_in import POLLUX, SETS
-from edl.simulator.fairness import with_isolated
 from edl.simulator.published.pollux_answers import JctComparison, answers, compare_times
 from edl.simulator.published.workloads.pollux_workload import pollux_jobs
-from edl.simulator.results import JobResult, Result
+from edl.simulator.results import JobResult, Result, with_isolated
 from edl.simulator.runs import SimulatedRun, equal_nodes
 
 TO_THE_SECOND = ("tiresias", "optimus")

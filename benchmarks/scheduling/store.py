@@ -12,7 +12,7 @@ from benchmarks.scheduling.summary import Summary, summary
 from edl.simulator.runs import SimulatedRun, do_all
 
 ROOT = Path(__file__).parents[2]
-CODE = ("edl/simulator", "edl/cluster", "edl/core/policy", "benchmarks/scheduling/summary.py")
+CODE = ("edl/simulator", "edl/cluster", "edl/policy", "benchmarks/scheduling/summary.py")
 SLOW = "pollux"  # its runs come last: what is cut off then has the most
 
 Found = Mapping[str, Summary]

@@ -21,7 +21,7 @@ class Summary:
         offered: how many jobs were submitted.
         completed: how many ended within JSA's hours of arrivals.
         jcts_s: completion time of each job that was not turned away, by its name.
-        worst_fairness: the largest finish-time fairness (:mod:`edl.simulator.fairness`).
+        worst_fairness: the largest finish-time fairness (:mod:`edl.simulator.results`).
         took_s: to compute.
         p90_fairness: the finish-time fairness that 90 % of the jobs do not exceed.
         unfair: the part of the jobs whose finish-time fairness is above 1.

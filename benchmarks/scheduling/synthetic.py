@@ -14,22 +14,22 @@ from benchmarks.scheduling.rivals import beside, standing
 from benchmarks.scheduling.scope import OURS, Scope
 from benchmarks.scheduling.store import Found, key
 from benchmarks.scheduling.summary import Summary
+from edl.simulator.costs import ModelErrors
 from edl.simulator.engine import Rules
 from edl.simulator.runs import SimulatedRun
-from edl.simulator.synthetic import (
+from edl.simulator.workload import (
     INTERVAL_S,
     NODES,
     RESIZE,
     SLOTS,
     SPEEDS,
+    SubmittedJob,
     bursts,
     elastic_jobs,
     rigid_jobs,
     two_kinds,
     wide_job_first,
 )
-from edl.simulator.work import SubmittedJob
-from edl.simulator.wrong_models import ModelErrors
 
 MEASURED = "1.0", 6  # the load and the workload of Pollux that are seen with errors
 WIDE, RIGID, BURSTS = "one wide job first", "rigid", "bursts"

@@ -24,8 +24,7 @@ from multiprocessing.connection import Connection
 from benchmarks.jobs import BenchmarkError
 from benchmarks.page import Section
 from edl.http.client import rendezvous_path
-from edl.ring.mesh import ADDRESS_BYTES
-from edl.ring.rendezvous import RendezvousServer, new_scope
+from edl.ring.rendezvous import ADDRESS_BYTES, RendezvousServer, new_scope
 
 HERE = "127.0.0.1"
 IN_BULK, ONE_BY_ONE = "in bulk", "one by one"

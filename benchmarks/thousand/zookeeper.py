@@ -18,20 +18,18 @@ from statistics import median
 from typing import Any
 
 from benchmarks.page import Section
-from edl.coordination.access import Access
-from edl.coordination.decisions import DecisionWriter, job_election
-from edl.coordination.job_store import JobStore
-from edl.coordination.local_server import start_local, stop_local
-from edl.coordination.reads import Issue
-from edl.coordination.session import Session
-from edl.core.job.ages import AgeTracker
-from edl.core.job.decision import Limits, MembershipDecision
-from edl.core.job.membership import decide
-from edl.core.job_spec import JobSpec
-from edl.core.records import Generation, Job, JobState, Member, RingMember, Stage
-from edl.core.sizes import Sizes
-from edl.core.snapshot import Snapshot
-from edl.daemon.daemon import DaemonLimits
+from edl.job.daemon import DaemonLimits
+from edl.job.decision import Limits, MembershipDecision
+from edl.job.liveness import AgeTracker
+from edl.job.membership import decide
+from edl.job.snapshot import Snapshot
+from edl.records import Generation, Job, JobState, Member, RingMember, Stage
+from edl.spec import JobSpec, Sizes
+from edl.zookeeper.access import Access
+from edl.zookeeper.local_server import start_local, stop_local
+from edl.zookeeper.reads import Issue
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import DecisionWriter, JobStore, job_election
 
 ON_A_HOST = 8
 LOOKS = 10

@@ -9,12 +9,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from edl.api import cluster_routes, history_routes, jobs
-from edl.api.answers import HttpError, answer, error_answer
-from edl.api.authentication import RequestAuthenticator
 from edl.api.cluster_pool import ClusterPool
 from edl.api.history_routes import HistoryReader
-from edl.api.records import ApiHealth
-from edl.api.schemas import answer_schemas, component_schemas
+from edl.api.records import ApiHealth, answer_schemas, component_schemas
+from edl.api.requests import HttpError, RequestAuthenticator, answer, error_answer
 from edl.errors import EdlError
 
 TITLE = "edl: a cluster of elastic jobs"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from edl.api.answers import HttpError
+from edl.api.requests import HttpError
 from edl.client import Cluster
 from edl.errors import CoordinationError
 

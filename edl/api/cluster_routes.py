@@ -6,11 +6,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from edl.api.answers import answer
 from edl.api.jobs import MAX_LISTED, NAME, By, Limit, pool_of
-from edl.api.records import DrainStatus, PlanList, PolicySetting, SecretEntry, SecretList
-from edl.api.requests import sent_record
-from edl.api.schemas import answer_schemas, takes_record
+from edl.api.records import (
+    DrainStatus,
+    PlanList,
+    PolicySetting,
+    SecretEntry,
+    SecretList,
+    answer_schemas,
+    takes_record,
+)
+from edl.api.requests import answer, sent_record
 from edl.cluster.policies.registry import POLICIES
 from edl.cluster.status import ClusterStatus
 from edl.cluster_policies import is_own

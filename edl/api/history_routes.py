@@ -9,10 +9,9 @@ from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
 
-from edl.api.answers import answer
 from edl.api.jobs import After, By, pool_of
-from edl.api.records import AuditList, JobHistoryList, SlotIntervalList
-from edl.api.schemas import answer_schemas
+from edl.api.records import AuditList, JobHistoryList, SlotIntervalList, answer_schemas
+from edl.api.requests import answer
 from edl.client import Cluster
 from edl.cluster.client.history_file import MOST_ROWS, HistoryFile
 from edl.errors import DataError

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from edl.api.answers import JSON, HttpError, answer
-from edl.api.authentication import Caller, who
 from edl.api.cluster_pool import ClusterPool
-from edl.api.job_waiting import wait_for_end
 from edl.api.records import (
+    MANIFEST,
     EventEntry,
     EventList,
     JobList,
@@ -18,27 +19,76 @@ from edl.api.records import (
     PriorityUpdate,
     Submitted,
     WaitResult,
+    answer_schemas,
+    takes,
+    takes_record,
 )
-from edl.api.requests import YAML, sent_manifest, sent_record
-from edl.api.schemas import MANIFEST, answer_schemas, takes, takes_record
+from edl.api.requests import JSON, YAML, Caller, HttpError, answer, sent_manifest, sent_record, who
 from edl.client import Cluster
-from edl.client.events import flat_of_cluster
+from edl.client.waiting import flat_of_cluster
 from edl.cluster.client.client import STATES
 from edl.cluster.lifecycle import ClusterEvent
 from edl.cluster.records import Wanted
 from edl.cluster.status import ClusterJobDetails, ClusterJobStatus, SchedulerHints
 from edl.errors import CoordinationError, TimedOut, UnknownJob
 
+# ------------------------------------------------------------
+# Wait for the end of a job by looking at it again and again, within a time limit.
+
+
+LOOK_S = 0.5  # between two looks at a job that is waited for
+
+
+async def wait_for_end(
+    look: Callable[[], Awaitable[ClusterJobStatus]],
+    timeout_s: float,
+    is_cut_short: Callable[[], Awaitable[bool]],
+    away: tuple[type[Exception], ...],
+    look_s: float = LOOK_S,
+) -> ClusterJobStatus:
+    """Return the status of a job that is over; at the end of the time, its status then."""
+    deadline = time.monotonic() + timeout_s
+    submitted_s: float | None = None
+    while True:
+        now: ClusterJobStatus | None = None
+        problem: Exception | None = None
+        try:
+            now = await look()
+        except away as error:
+            problem = error
+        else:
+            submitted_s = now.submitted_s if submitted_s is None else submitted_s
+            if now.submitted_s != submitted_s:
+                raise UnknownJob(now.name, (now.name,))
+            if now.is_over:
+                return now
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or await is_cut_short():
+            if now is not None:
+                return now
+            assert problem is not None
+            raise problem
+        await asyncio.sleep(min(look_s, left_s))
+
+
 MOST_WAIT_S = 60.0  # of one request; a proxy between may have a time-out, too
+
 MOST_EVENTS = 1000  # in one answer
+
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
+
 By = Annotated[Caller, Depends(who)]
+
 Job = Annotated[str, Path(description="Name of a job.", pattern=NAME)]
+
 MAX_LISTED = 10_000  # jobs, as many as a cluster may have
+
 Limit = Annotated[int, Query(description="No more than so many.", ge=1, le=MAX_LISTED)]
+
 EventLimit = Annotated[int, Query(description="No more than so many.", ge=1, le=MOST_EVENTS)]
+
 After = Annotated[int, Query(description="Only events with a greater number.", ge=-1, le=2**53)]
 
 

@@ -2,20 +2,243 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
-from fastapi import Request
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from edl.api.answers import JSON, HttpError
-from edl.cluster.manifest import JobManifest, decoded_manifest, manifest_of_values, parse_manifest
-from edl.core.record import Record
-from edl.errors import ManifestError, UsageError
-from edl.http.sent_json import decoded_json
+from edl.cluster.manifest import (
+    MOST_BYTES,
+    JobManifest,
+    decoded_manifest,
+    manifest_of_values,
+    parse_manifest,
+)
+from edl.errors import (
+    AccessDenied,
+    ConfigError,
+    CoordinationError,
+    DataError,
+    EdlError,
+    ManifestError,
+    RequestError,
+    TimedOut,
+    UnknownCluster,
+    UnknownJob,
+    UsageError,
+)
+from edl.http.signing import (
+    AUDIENCE,
+    BEARER,
+    SCHEME,
+    Authenticator,
+    AuthenticatorLimits,
+    api_key,
+    decoded_json,
+    token_end_s,
+)
+from edl.record import Record
+from edl.text import json_text
+
+logger = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------
+# Answer an HTTP request with JSON: a record, or an error with the sentence of the command line.
+
+
+JSON = "application/json"
+
+STATUSES: tuple[tuple[type[EdlError], int], ...] = (  # the first that fits counts
+    (AccessDenied, 403),
+    (UnknownJob, 404),
+    (UnknownCluster, 404),
+    (ManifestError, 422),
+    (ConfigError, 422),
+    (UsageError, 409),
+    (CoordinationError, 503),
+    (TimedOut, 504),
+    (RequestError, 409),
+    (DataError, 503),  # of the history's file
+    (EdlError, 409),
+)
+
+TRY_AGAIN_S = 1  # what the header Retry-After says with 503
+
+
+@dataclass(frozen=True)
+class ApiError(Record):
+    """The answer to a request that was not done."""
+
+    error: Annotated[str, "name of the error, as in `edl.errors`"]
+    message: Annotated[str, "what happened, and what to do next, in a sentence"]
+    key: Annotated[
+        str, "the key of the manifest that is wrong, such as `batch.min`; else empty"
+    ] = ""
+    line: Annotated[int, "the line of the manifest that is wrong, from 1; 0: none"] = 0
+
+
+class HttpError(Exception):
+    """A request that the API refuses by itself, before it asks the cluster."""
+
+    def __init__(
+        self, status: int, error: str, message: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = error
+        self.headers = dict(headers or {})
+
+
+def answer(request: Request, value: Any, status: int = 200) -> Response:
+    """Return the HTTP answer to `request` that has `value`, a record, as JSON."""
+    return _response(request, status, value, {})
+
+
+def error_answer(request: Request, error: Exception) -> Response:
+    """Return the HTTP answer to `request` that says why it was not done."""
+    if isinstance(error, HttpError):
+        headers = error.headers
+        status, body = error.status, ApiError(error.error, str(error))
+    elif isinstance(error, EdlError):
+        status, headers = _status(error), {}
+        place = (error.key, error.line) if isinstance(error, ManifestError) else ("", 0)
+        body = ApiError(type(error).__name__, str(error), *place)
+    elif isinstance(error, RequestValidationError):
+        status, headers, body = 422, {}, ApiError("UsageError", _described(error))
+    elif isinstance(error, HTTPException):
+        status, headers = error.status_code, dict(error.headers or {})
+        what = f"{request.method} {request.url.path}"
+        body = ApiError("UnknownPath", f"{what}: {error.detail}; see /openapi.json")
+    else:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        status, headers = 500, {}
+        body = ApiError("Defect", "this is a defect of edl; the log of the API has more")
+    if status == 503:
+        headers = {**headers, "Retry-After": str(TRY_AGAIN_S)}
+    return _response(request, status, body, headers)
+
+
+def _response(request: Request, status: int, value: Any, headers: Mapping[str, str]) -> Response:
+    """Return the HTTP answer with `value` as JSON, and with the nonce for the next request."""
+    found = dict(headers)
+    nonce = getattr(request.state, "next_nonce", "")
+    if nonce:
+        found["Authentication-Info"] = f'nextnonce="{nonce}"'
+    return Response(json_text(value) + b"\n", status, found, JSON)
+
+
+def _status(error: EdlError) -> int:
+    return next(status for kind, status in STATUSES if isinstance(error, kind))
+
+
+def _described(error: RequestValidationError) -> str:
+    """Return a sentence that says which parameter of a request is wrong, and why."""
+    parts = []
+    for one in error.errors():
+        place, *name = (str(part) for part in one["loc"])
+        parts.append(f"{'.'.join(name) or place}: {one['msg']}")
+    return f"{'; '.join(parts)}; see /openapi.json"
+
+
+# ------------------------------------------------------------
+# Limit the size and the time of the head of an HTTP request, which uvicorn does not.
+
+
+HEAD_BYTES = 65536  # of the request line and the headers
+
+HEAD_S = 10.0  # for them to come, from the connection, or from their first byte
+
+
+class LimitProtocol(HttpToolsProtocol):
+    """A connection of uvicorn that is closed if the head of a request is too large, or too slow."""
+
+    head_bytes = HEAD_BYTES  # the largest number of bytes of a head
+    head_s = HEAD_S  # how long it may take, in seconds
+    _bytes = 0
+    _in_head = True
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request on the new connection `transport`."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of the connection; close it if they make a head too large."""
+        if self._in_head:
+            self._bytes += len(data)
+            if self._bytes > self.head_bytes:
+                # One piece may have the end of a head and a body; uvicorn reads 256 KiB at most.
+                head, _, _ = data.partition(b"\r\n\r\n")
+                if self._bytes - len(data) + len(head) > self.head_bytes:
+                    self._abort()
+                    return
+        super().data_received(data)
+        self._await_request()
+
+    def on_message_begin(self) -> None:
+        """Begin a request; httptools calls it."""
+        super().on_message_begin()
+        if self._late is None:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        """End the head of a request; httptools calls it."""
+        self._in_head, self._bytes = False, 0
+        self._forget()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End a request; httptools calls it. What comes then is the head of another one."""
+        super().on_message_complete()
+        self._in_head = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget a connection that is closed."""
+        self._forget()
+        super().connection_lost(exc)
+
+    def _await_request(self) -> None:
+        """Close the connection if it stays idle from now on, unless another timer does so."""
+        answers = self.cycle is not None and not self.cycle.response_complete
+        if answers or self._late or self.timeout_keep_alive_task or self.transport.is_closing():
+            return
+        # uvicorn stops its own timer at any byte, and begins it again after the next answer only.
+        # But the byte may begin no request: an empty line, or the rest of a body that is answered.
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def _await_head(self) -> None:
+        self._in_head, self._bytes = True, 0
+        self._late = self.loop.call_later(self.head_s, self._abort)
+
+    def _forget(self) -> None:
+        """Do not close the connection for being late."""
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _abort(self) -> None:
+        self._late = None
+        self.transport.abort()
+
 
 YAML = "application/yaml"
+
 SOURCE = "the manifest"  # in messages
 
 R = TypeVar("R", bound=Record)
+
 T = TypeVar("T")
 
 
@@ -52,3 +275,106 @@ def _json(request: Request, kind: type[T]) -> T:
 
 def _no_home() -> str:
     raise ManifestError("", 0, "a path begins with ~; over HTTP write absolute paths")
+
+
+# ------------------------------------------------------------
+# Find out who has sent an HTTP request: `who`, which every route but two calls.
+#
+# A caller proves that it knows the secret of the cluster, in one of two ways:
+#
+# - It signs the request (`signing`), with a key that is made from the secret. No secret is sent,
+#   and a recorded request is not accepted again. An answer to a signed request has the nonce for
+#   the next one, so that a caller that keeps it sends each request once.
+# - It sends a token, `Authorization: Bearer ...`. Whoever sees a token can use it, so tokens are
+#   accepted over TLS only.
+
+
+BODY_S = 10.0  # for the body of a request to come
+
+LIMITS = AuthenticatorLimits(used_nonces=65536)  # 2,000 signed requests a second for 30 s
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The sender of an authenticated request."""
+
+    by: str  # the caller as the event log names it
+
+
+class RequestAuthenticator:
+    """The keys of a cluster by which the API accepts signed requests and bearer tokens."""
+
+    def __init__(self, secret: str, cluster: str, tls: bool) -> None:
+        self.signatures = Authenticator(api_key(secret, cluster), limits=LIMITS)
+        self.signatures.worker = AUDIENCE  # the nonce says for which process a signature is
+        self._secret = secret
+        self._cluster = cluster
+        self._tls = tls
+
+    def check_token(self, token: str) -> None:
+        """Return if `token` is a bearer token of the cluster that has not ended."""
+        if not self._tls:
+            raise self.unsigned("bearer tokens are accepted over TLS only; sign the request")
+        end_s = token_end_s(self._secret, self._cluster, token)
+        if end_s is None:
+            raise self.unsigned("the bearer token is not one of this cluster's")
+        if end_s <= time.time():
+            raise self.unsigned("the bearer token has expired; `edl cluster token` makes another")
+
+    def unsigned(self, message: str) -> HttpError:
+        """Return the refusal of a request whose sender is not known, with a nonce to sign with."""
+        challenge = {"WWW-Authenticate": f"{SCHEME} {self.signatures.nonce()}"}
+        return HttpError(401, "Unauthenticated", message, challenge)
+
+
+async def who(request: Request) -> Caller:
+    """Return who has sent `request`, whose body is read into `request.state.body`."""
+    request.state.body = body = await read_body(request)
+    authenticator: RequestAuthenticator = request.app.state.authenticator
+    given = request.headers.get("authorization", "")
+    scheme, _, token = given.partition(" ")
+    if scheme.lower() == BEARER.lower():
+        authenticator.check_token(token.strip())
+    elif not given:
+        raise authenticator.unsigned("the request is not signed; sign it with the nonce given here")
+    elif authenticator.signatures.accepts(given, request.method, target_of(request), body):
+        request.state.next_nonce = authenticator.signatures.nonce()
+    else:
+        raise authenticator.unsigned(
+            "the signature is wrong, or its nonce is too old or was used; sign with the new one"
+        )
+    known = [one.alias for one in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            ask = f"it has {', '.join(known)}" if known else "it has none"
+            what = f"{request.method} {request.url.path} has no query parameter {name!r}"
+            raise HttpError(422, "UsageError", f"{what}; {ask}")
+    host = request.client.host if request.client else "somewhere"
+    return Caller(f"{host} by HTTP")
+
+
+def target_of(request: Request) -> str:
+    """Return the path of `request` with its query, as it was sent."""
+    query: bytes = request.scope["query_string"]
+    path: bytes = request.scope["raw_path"]
+    return (path + (b"?" + query if query else b"")).decode("latin-1")
+
+
+async def read_body(request: Request, most: int = MOST_BYTES, within_s: float = BODY_S) -> bytes:
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(within_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise HttpError(
+                        413, "TooLarge", f"the body has more than {most} bytes; nothing was done"
+                    )
+                parts.append(part)
+    except ClientDisconnect:
+        raise HttpError(400, "Incomplete", "the body ended too soon; nothing was done") from None
+    except TimeoutError:
+        raise HttpError(
+            408, "TooSlow", f"the body did not come within {within_s:g} s; nothing was done"
+        ) from None
+    return b"".join(parts)

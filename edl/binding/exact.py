@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-from edl.core.events import ExactAuditDetails, StateDiffersDetails
-from edl.core.plural import counted
 from edl.errors import UsageError
+from edl.events import ExactAuditDetails, StateDiffersDetails
 from edl.step.engine import Batch
 from edl.step.record import StepRecords
 from edl.step.source import AlignedSource, Source
 from edl.step.state_check import AuditMismatch, AuditTable, Pass
+from edl.text import counted
 from edl.worker.mismatch import let_leave
 from edl.worker.worker import Worker
 

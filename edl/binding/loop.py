@@ -21,11 +21,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from edl.binding.process import is_over
-from edl.core.events import DataSkippedDetails
 from edl.data.dataset import fingerprint_of, skip_events
-from edl.data.stateful_stream import StatefulStream
-from edl.data.stream import ShardReader
+from edl.data.stream import ShardReader, StatefulStream
 from edl.errors import UsageError
+from edl.events import DataSkippedDetails
 from edl.step.batching import Batching, batching, logical_batching
 from edl.step.engine import Batch
 from edl.step.order import TrainingLength

@@ -39,10 +39,6 @@ from edl import config
 from edl.binding.replica import FrameworkReplica, add_tracked
 from edl.binding.tracing import trace_worker
 from edl.checkpoint.location import location
-from edl.core.host.process import ENDED, EXITING, STOPPED, STOPPED_EXIT
-from edl.daemon.daemon import Daemon
-from edl.daemon.own_log import OwnLog
-from edl.daemon.stacks import offer_stacks
 from edl.data.stream import refuse_in_stream
 from edl.errors import (
     AGAIN_EXIT,
@@ -52,6 +48,9 @@ from edl.errors import (
     NewcomerDiffers,
     UsageError,
 )
+from edl.host.process import ENDED, EXITING, STOPPED, STOPPED_EXIT
+from edl.job.daemon import Daemon, offer_stacks
+from edl.job.pending_writes import OwnLog
 from edl.ring.gloo import Binding, gloo_ring
 from edl.worker.coordinator import JobOfOne
 from edl.worker.shared_state import SharedState

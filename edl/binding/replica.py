@@ -19,9 +19,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.dict_kinds import dict_of_kind, kind_of_dict
-from edl.core.job.state_share import WHOLE_STATE, RankArray, StateArray, StateShare, divide
 from edl.errors import CheckpointError, RingBroken, UsageError
+from edl.job.state_share import WHOLE_STATE, RankArray, StateArray, StateShare, divide
+from edl.record import dict_of_kind, kind_of_dict
 from edl.ring.ring import CollectiveFailed, Ring
 from edl.step.state_check import WHOLE, Extent, StateGroup, coarser, extents
 from edl.worker.progress import Receive

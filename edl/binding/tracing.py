@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from edl import __version__, config
-from edl.core.events import CheckpointDetails, Event
+from edl.events import CheckpointDetails, Event
 from edl.step.timing import SWITCH, TimedSpan, checkpoint_spans, switch_spans
 from edl.worker.worker import Worker
 

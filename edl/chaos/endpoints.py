@@ -11,10 +11,10 @@ import logging
 import threading
 from collections.abc import Callable
 
-from edl.coordination.session import Session
 from edl.errors import CoordinationError
 from edl.http.server import DaemonServer, HttpRequest
 from edl.ring.ring import Ring
+from edl.zookeeper.session import Session
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeVar
 
-from edl.core.duration import seconds
 from edl.errors import UsageError
+from edl.text import seconds
 
 LEADER, WORKER, NEWCOMER = "leader", "worker", "newcomer"
 

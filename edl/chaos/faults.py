@@ -23,14 +23,13 @@ from random import Random
 from typing import Any
 
 from edl.chaos.fault_schedule import Action, ObservedWorker, Order, Plan, choose_worker
-from edl.coordination.job_store import JobStore
-from edl.core.events import Event, EventKind, SwitchDetails
-from edl.core.progress import WorkerProgress
-from edl.core.records import JobState, Member, Stage
-from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, EdlError, RingError, UsageError
+from edl.events import Event, EventKind, SwitchDetails
 from edl.http import client
 from edl.http.signing import http_key
+from edl.job.snapshot import Snapshot
+from edl.records import JobState, Member, Stage, WorkerProgress
+from edl.zookeeper.store import JobStore
 
 POLL_S = 0.05
 HEALTH_S = 1.0

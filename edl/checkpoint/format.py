@@ -16,7 +16,7 @@ with the checksum of its data) and ``sha256``, the checksum of LENGTH and header
 zeros in its own place. :mod:`edl.checkpoint.safetensors` writes the container format.
 
 Tensors that do not change from one checkpoint to the next lie in a second file, once for many
-checkpoints (:mod:`edl.checkpoint.unchanged`). Files of format 2 have no such tensors, and one
+checkpoints (:mod:`edl.checkpoint.writer`). Files of format 2 have no such tensors, and one
 checksum of all data, ``payload_sha256``.
 
 No pickle is involved: a forged file can spoil the numbers, but cannot run code. The state is made
@@ -31,12 +31,14 @@ import json
 import logging
 import os
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, BinaryIO, TypeVar, cast
 
-from edl.checkpoint.location import Location, RemotePath
+from edl.checkpoint.location import Location, RemotePath, file_bytes
 from edl.checkpoint.safetensors import (
     LENGTH,
     LONGEST_HEADER,
@@ -44,25 +46,40 @@ from edl.checkpoint.safetensors import (
     Blob,
     Layout,
     check_header_length,
+    header_of,
     nothing,
     places_of,
     read_some,
     write_whole,
 )
-from edl.checkpoint.state_tree import from_tree, to_tree
-from edl.checkpoint.tensor_record import TensorRecord, check_is_there, named_files
-from edl.core.job.state_share import RankArray
-from edl.errors import CheckpointError
+from edl.checkpoint.tensors import (
+    PART,
+    TensorRecord,
+    check_is_there,
+    from_tree,
+    named_files,
+    to_tree,
+)
+from edl.errors import CheckpointError, some
+from edl.job.state_share import RankArray
 
 logger = logging.getLogger(__name__)
 
+
 FORMAT = 3
+
 READ = (2, 3)  # the formats that this edl reads
+
 L = TypeVar("L", bound=Location)
+
 _NAME = re.compile(r"step-(\d{12})\.safetensors")
+
 _LEFTOVER = re.compile(r"\.(step|unchanged|part)-.*\.safetensors\..*\.tmp")
+
 _OPENING = b'{"__metadata__":{"edl-checkpoint":"'
+
 _CHECKSUM = re.compile(re.escape(_OPENING) + rb'(\d{1,9})","sha256":"([0-9a-f]{64})"')
+
 _ZEROS = "0" * 64
 
 
@@ -366,3 +383,282 @@ def _parsed(text: bytes) -> _CheckpointHeader:
         places=places_of(tensors),
         payload_sha256=metadata.get("payload_sha256", ""),
     )
+
+
+# ------------------------------------------------------------
+# Decide which ring may write into a directory of checkpoints: the newest that has begun there.
+#
+# If a whole ring is cut off from ZooKeeper, it trains on, while the job may have been started again
+# from its newest checkpoint. So each ring claims the directory when it begins (`take_over`), by a
+# file in it, and compares itself before each save with the ring that claimed it last (`renew`). The
+# rules:
+#
+# 1. A ring that begins takes the directory from any other start of the job (*run*), and its claim
+#    names the runs from which it was taken. None of these ever gets it back, not even a process of
+#    it that slept meanwhile and begins only now.
+# 2. A ring that saves takes it from older rings of its own run only. If another run has it, the
+#    ring saves no more, unless its own claim was written over by a run from which it has taken it.
+
+
+FILE = ".edl-owner"
+
+MOST_REPLACED = 100  # runs that a claim names, the newest
+
+PAUSES_S = (0.1, 0.3, 0.6)  # before a failed read is repeated
+
+
+class OwnerSuperseded(CheckpointError):
+    """A ring may not write into a directory of checkpoints any more: a newer one has it."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A ring that has claimed a directory of checkpoints."""
+
+    job: str
+    run: str  # this start of the job
+    generation: int  # of the ring
+    replaced: tuple[str, ...] = ()  # runs that had the directory before, the newest last
+    members: tuple[str, ...] = ()  # "host:port" of `/health`; empty: not known
+
+    def replaced_by(self, newest: Owner) -> str:
+        """Return why this ring may not write any more, as a clause; empty if it may."""
+        if newest.run != self.run:
+            return "" if newest.run in self.replaced else _goes_on_in(newest)
+        if newest.generation > self.generation:
+            return (
+                f"the job goes on in generation {newest.generation}, without this ring of "
+                f"generation {self.generation}"
+            )
+        return ""
+
+
+def owner_of(directory: Location) -> Owner | None:
+    """Return the ring that has claimed `directory` last, or None; OSError: one may have."""
+    path = directory / FILE
+    try:
+        values = json.loads(_text_of(path))
+        lists = {name: tuple(values.get(name, ())) for name in ("replaced", "members")}
+        return Owner(**{**values, **lists})
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, AttributeError) as error:
+        logger.warning("%s is damaged, and counts as no claim of the directory: %s", path, error)
+        return None
+
+
+def _text_of(path: Location) -> str:
+    """Return the text of a file; a server may fail for a moment, so it is read again."""
+    for pause_s in PAUSES_S:
+        try:
+            return path.read_text()
+        except FileNotFoundError:
+            raise
+        except OSError:
+            time.sleep(pause_s)
+    return path.read_text()
+
+
+def take_over(directory: Location, owner: Owner) -> Owner:
+    """Claim `directory` for a ring that begins, and return the claim, which is on the disk then."""
+    newest = owner_of(directory)
+    if newest is None:
+        return _claimed(directory, owner, None)
+    if newest.run == owner.run:
+        return renew(directory, owner)
+    if owner.run in newest.replaced:
+        raise OwnerSuperseded(_goes_on_in(newest))
+    others = [*newest.replaced, newest.run]
+    return _claimed(directory, replace(owner, replaced=tuple(others[-MOST_REPLACED:])), newest)
+
+
+def renew(directory: Location, owner: Owner) -> Owner:
+    """Claim `directory` for a ring that is about to save, and return the claim."""
+    newest = owner_of(directory)
+    if newest is not None:
+        if why := owner.replaced_by(newest):
+            raise OwnerSuperseded(why)
+        if newest.run == owner.run:
+            owner = replace(owner, replaced=newest.replaced)
+    return _claimed(directory, owner, newest)
+
+
+def check_run(directory: Location, owner: Owner) -> None:
+    """Raise OwnerSuperseded if another start has the directory, before a file gets its name."""
+    newest = owner_of(directory)
+    if newest is not None and newest.run not in (owner.run, *owner.replaced):
+        raise OwnerSuperseded(_goes_on_in(newest))
+
+
+def _claimed(directory: Location, owner: Owner, newest: Owner | None) -> Owner:
+    """Write a claim unless `newest` is the same; return it."""
+    if owner != newest:
+        write_whole(directory / FILE, [json.dumps(asdict(owner)).encode()])
+    return owner
+
+
+def _goes_on_in(newest: Owner) -> str:
+    """Return the clause that says that another start of the job has the directory."""
+    return (
+        f"the directory belongs to generation {newest.generation} of another start of job "
+        f"{newest.job} by now, and the job goes on there"
+    )
+
+
+# ------------------------------------------------------------
+# Write a checkpoint in parts, one by each worker of a ring, and gather the parts.
+#
+# All workers hold the same weights and optimizer state between two steps, so each can write a part
+# of them: N hosts write N times as fast to storage that they share, and each copies a part only.
+# (The state check of `state_check` proves that they are the same, a piece in each step.) A part is
+# a safetensors file of its own, `part-NNNNNNNNNNNN-XXXXXXXX-RRRRR-of-SSSSS.safetensors`: step,
+# ring, number and count. Rank 0 waits until all parts are there (`gather_parts`), then writes the
+# checkpoint, which has no tensors itself and names the parts (`named_parts`). Rules:
+#
+# 1. A checkpoint exists when rank 0 has written it. Parts without it are never read, and removed
+#    when rank 0 has written a later one (`remove_parts`).
+# 2. The name of a part says which ring of which start of the job wrote it (XXXXXXXX), so a part
+#    that was left behind by another one is never taken for one of this checkpoint.
+# 3. A part names the tensors that it has, with their checksums. Rank 0 compares the names with
+#    those that it expects of each worker.
+
+
+_RECORDS = "edl-tensors"  # the name of the records in a part's metadata
+
+_HALF = re.compile(r"\.part-(\d{12})-.*\.tmp")  # what a killed worker leaves on a disk
+
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 1.0  # from one look into the directory to the next
+
+
+class PartMissing(CheckpointError):
+    """A worker has not written its part of a checkpoint."""
+
+
+@dataclass(frozen=True)
+class PartPlace:
+    """The names of the parts of one checkpoint."""
+
+    directory: Location
+    step: int
+    ring: str  # eight hexadecimal digits that no other ring has, of whatever start of the job
+    size: int  # how many parts, one of each worker
+
+    @classmethod
+    def of(cls, directory: Location, step: int, owner: Owner, size: int) -> PartPlace:
+        """Return the place of the parts that the ring `owner` writes after `step`."""
+        ring = hashlib.sha256(f"{owner.run}/{owner.generation}".encode()).hexdigest()[:8]
+        return cls(directory, step, ring, size)
+
+    def path(self, rank: int) -> Location:
+        """Return the path of the part that the worker with this rank writes."""
+        name = f"part-{self.step:012d}-{self.ring}-{rank + 1:05d}-of-{self.size:05d}.safetensors"
+        return self.directory / name
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a checkpoint that is there."""
+
+    records: Mapping[str, TensorRecord]  # by name; `file` is empty for those in the part itself
+    size: int  # of its file in bytes
+
+
+def write_part(
+    path: Location,
+    state: PackedState,
+    records: Mapping[str, TensorRecord],
+    check: Callable[[], None] = nothing,
+) -> int:
+    """Write a worker's part of a checkpoint, whole or not at all; return its size in bytes."""
+    layout = Layout.of({name: x for name, x in state.blobs.items() if not records[name].file})
+    about = {name: asdict(record) for name, record in records.items()}
+    header = layout.header({_RECORDS: json.dumps(about, separators=(",", ":"))})
+    return write_whole(path, [header, *(blob.data for _, blob in layout.blobs)], check)
+
+
+def part_at(path: Location) -> Part:
+    """Return what the header of the part in the file `path` says; its data are not read."""
+    header = header_of(path)
+    try:
+        about = json.loads(header.metadata[_RECORDS])
+        records = {name: TensorRecord.from_json(one) for name, one in about.items()}
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error!r} in its header") from error
+    inside = {name for name, record in records.items() if not record.file}
+    if file_bytes(path) != header.file_bytes or inside != header.places.keys():
+        raise CheckpointError(f"{path} is not whole")
+    return Part(records, header.file_bytes)
+
+
+def gather_parts(
+    place: PartPlace,
+    expected: Mapping[str, int],
+    limit_s: float,
+    hurry: threading.Event,
+) -> dict[int, Part]:
+    """Wait until the parts of all workers but rank 0 are there; return them by rank."""
+    began, pause_s = time.monotonic(), _FIRST_LOOK_S
+    found: dict[int, Part] = {}
+    while True:
+        there, torn = set(names_in(place.directory)), ""
+        for rank in range(1, place.size):
+            path = place.path(rank)
+            if rank not in found and path.name in there:
+                try:
+                    found[rank] = part_at(path)
+                except (CheckpointError, OSError) as error:  # it may be on its way
+                    torn = f" ({error})"
+        waited_s = time.monotonic() - began
+        if len(found) == place.size - 1:
+            break
+        if waited_s >= limit_s or hurry.is_set():
+            ranks = ", ".join(str(rank) for rank in range(1, place.size) if rank not in found)
+            raise PartMissing(
+                f"the part of rank {ranks} was not in {place.directory} after {waited_s:.1f} s"
+                f"{torn}; all hosts must share this directory, and a worker that dies writes no "
+                "part; rank 0 writes the next checkpoint alone"
+            )
+        hurry.wait(min(pause_s, limit_s - waited_s))
+        pause_s = min(2 * pause_s, _LAST_LOOK_S)
+    for rank, part in found.items():
+        wanted = {name for name, owner in expected.items() if owner == rank}
+        if odd := sorted(wanted ^ part.records.keys()):
+            raise CheckpointError(
+                f"rank 0 and rank {rank} hold different tensors: {some(odd)}; write "
+                "edl.checkpoint(..., sharded=False)"
+            )
+    return found
+
+
+def named_parts(
+    place: PartPlace, own: Mapping[str, TensorRecord], others: Mapping[int, Part]
+) -> dict[str, TensorRecord]:
+    """Return the records of all tensors of a checkpoint, each with the name of its file."""
+    parts = {0: own, **{rank: part.records for rank, part in others.items()}}
+    return {
+        name: record if record.file else replace(record, file=place.path(rank).name)
+        for rank, records in parts.items()
+        for name, record in records.items()
+    }
+
+
+def remove_parts(directory: Location, step: int) -> None:
+    """Remove parts, also half-written ones, of steps up to `step` that no checkpoint names."""
+    named: dict[int, set[str] | None] = {}
+    for name in names_in(directory):
+        match = PART.fullmatch(name) or _HALF.fullmatch(name)
+        if match is None or (at := int(match[1])) > step:
+            continue
+        if at not in named:
+            named[at] = _named_by(path_of(directory, at))
+        names = named[at]
+        if names is not None and name not in names:
+            (directory / name).unlink(missing_ok=True)
+
+
+def _named_by(path: Location) -> set[str] | None:
+    """Return the files that a checkpoint names; none without it, None: it cannot be read."""
+    try:
+        return {record.file for record in read_records(path).values()}
+    except CheckpointError:
+        return set() if path.name not in names_in(path.parent) else None

@@ -16,21 +16,26 @@ from __future__ import annotations
 
 import errno
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from os import PathLike, fspath
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import unquote
 
 from edl.errors import EdlError, UsageError
 
 _URL = re.compile(r"([a-zA-Z][\w+.-]*)((::[\w+.-]+)*)://")  # also chained: simplecache::s3://
+
 _SHORTENED = re.compile(r"[a-zA-Z][\w+.-]+(::[\w+.-]+)*:/(?!/)")  # what Path leaves of a URL
+
 _LOCAL = ("file", "local")
+
 _IN_MEMORY = "memory"
+
 INSTALL = "pip install 'edl-horovod[fsspec]'"
 
 
@@ -161,6 +166,7 @@ class RemotePath:
 
 
 Location = Path | RemotePath
+
 """The place of a checkpoint or of a directory of checkpoints."""
 
 
@@ -232,3 +238,25 @@ def _as_os_errors(path: RemotePath) -> Iterator[None]:
         raise
     except Exception as error:  # each file system has a library of its own, with its own errors
         raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path.url) from error
+
+
+# ------------------------------------------------------------
+# Look into a directory of checkpoints, and give up when that takes too long: `looked`.
+
+
+LOOK_S = 2.0  # for a look into the directory between two steps: all workers wait
+
+T = TypeVar("T")
+
+
+def looked(look: Callable[[], T], limit_s: float, otherwise: T) -> T:
+    """Return what `look` returns, or `otherwise` if that takes longer than `limit_s` seconds."""
+    # In a thread: on a file server that is away, `look`, which must raise no error, may take for
+    # ever.
+    found: list[T] = []
+    thread = threading.Thread(
+        target=lambda: found.append(look()), name="edl-checkpoint-look", daemon=True
+    )
+    thread.start()
+    thread.join(limit_s)
+    return found[0] if found else otherwise

@@ -3,7 +3,7 @@
 :class:`Checkpoints` does both, for a state that implements :class:`Durable`, by these rules:
 
 1. All workers hold equal states between two steps, so one worker saves: rank 0, between two steps.
-   In a job that saves in parts, each saves a part then (:mod:`edl.checkpoint.parts`), if all know
+   In a job that saves in parts, each saves a part then (:mod:`edl.checkpoint.format`), if all know
    from the records of the step before that rank 0 wants it; else rank 0 saves all.
 2. A directory belongs to one training. A start of the job (*run*) reads the files that it wrote
    itself, and all files when it was told to resume. Otherwise it refuses to begin if there are
@@ -12,7 +12,7 @@
    says so, and the file before it is used.
 4. A failed save is reported and has no other effect; the next save is tried at its usual time, or,
    after a failed one in parts, at once and by rank 0 alone.
-5. Only the newest ring that has begun in a directory writes there (:mod:`edl.checkpoint.owner`).
+5. Only the newest ring that has begun in a directory writes there (:mod:`edl.checkpoint.format`).
 6. A file server that is away holds up no step for ever. From the first step on the training thread
    does not use the directory itself; other threads do, and it waits for them for a limited time.
    What a ring does before its first step (to check, read and claim the directory) has no limit.
@@ -20,8 +20,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,25 +32,207 @@ from functools import partial
 from typing import Any
 
 from edl.checkpoint import format as files
-from edl.checkpoint.bounded_look import LOOK_S, looked
 from edl.checkpoint.format import Checkpoint
-from edl.checkpoint.location import Location, RemotePath, modified_s
-from edl.checkpoint.resumable import (
-    check_logical,
-    check_source,
-    nothing_to_resume,
-    warn_of_another_job,
-)
+from edl.checkpoint.location import LOOK_S, Location, RemotePath, looked, modified_s
 from edl.checkpoint.safetensors import nothing
-from edl.checkpoint.saved_state import CheckpointConfig, CheckpointPosition, Durable, JobRecords
-from edl.checkpoint.writer import CheckpointWriter
-from edl.core.events import CheckpointRefusedDetails
-from edl.core.job.state_share import WHOLE_STATE, StateShare
+from edl.checkpoint.writer import (
+    CheckpointConfig,
+    CheckpointPosition,
+    CheckpointWriter,
+    Durable,
+    JobRecords,
+)
 from edl.errors import CheckpointError, DataError
+from edl.events import CheckpointRefusedDetails
+from edl.job.state_share import WHOLE_STATE, StateShare
 from edl.mount_point import mount_point
-from edl.step.source import Source
+from edl.step.source import NO_FINGERPRINT, SUBSET, Source
+from edl.text import is_given_name
 
 logger = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------
+# Check whether a checkpoint can be resumed: its data must be those of the script.
+#
+# `check_source` and `check_logical` compare them, and `check_resumable` looks for a checkpoint at
+# all. `warn_of_another_job` compares the names of the jobs.
+
+
+_OTHER = {
+    "total": "a dataset of other size",
+    "fingerprint": "other data",
+    "seed": "another seed (of the data loader, or of its generator)",
+    "shuffle": "another shuffle",
+}
+
+
+def check_source(found: Checkpoint, source: Source) -> None:
+    """Check that a checkpoint's sample numbers mean the same samples in this script."""
+    # The batch size may differ.
+    for name, mine in (
+        ("total", source.total),
+        ("seed", source.seed),
+        ("shuffle", source.shuffle),
+        ("fingerprint", source.fingerprint),
+    ):
+        theirs = found.manifest.source.get(name, "")
+        if name == "seed" and not source.needs_same_seed:
+            continue
+        if name == "fingerprint" and not theirs and SUBSET in source.fingerprint:
+            continue  # an earlier edl knew nothing of a Subset's samples
+        if theirs != mine:
+            what = _OTHER[name]
+            if name == "total" and isinstance(theirs, int):
+                theirs, mine = source.describe_total(theirs), source.describe_total(source.total)
+            theirs, mine = (NO_FINGERPRINT if value == "" else value for value in (theirs, mine))
+            raise CheckpointError(
+                f"{found.path} was trained with {what}: {theirs} there, {mine} in this script; "
+                "a checkpoint continues with the same samples in the same order only"
+            )
+
+
+def check_logical(found: Checkpoint, source: Source, names_directory: bool) -> None:
+    """Raise CheckpointError for another number of logical workers, unless the user insists."""
+    before, now = found.manifest.source.get("logical"), source.batching.logical
+    if before is None or before == now:  # an older edl has not saved the number
+        return
+    samples = found.manifest.source["batch_size"], source.batch_size
+    there, here = (
+        f"--logical {logical} ({batch} samples in a step)" if logical else "no logical workers"
+        for logical, batch in zip((before, now), samples, strict=True)
+    )
+    changed = f"{found.path} was trained with {there}, and this start has {here}"
+    if names_directory:
+        logger.warning("%s: the job goes on with these", changed)
+        return
+    same = f"give --logical {before}" if before else "leave out --logical"
+    raise CheckpointError(
+        f"cannot resume: {changed}; {same}, or insist on it by --resume-from {found.path.parent} "
+        "in place of --resume"
+    )
+
+
+def warn_of_another_job(found: Checkpoint, job: str) -> None:
+    """Warn of a checkpoint of another given name: a sweep may share a directory by mistake."""
+    before = found.manifest.job
+    if job != before and is_given_name(job) and is_given_name(before):
+        logger.warning(
+            "job %s goes on from a checkpoint of job %s, %s, and saves there from now on "
+            "(--resume=auto), and job %s cannot save there any more: if these are two trainings, "
+            "stop this one, and give each a directory of its own",
+            *(job, before, found.path, before),
+        )
+
+
+def check_resumable(directory: Location) -> None:
+    """Check that `directory` has a checkpoint to resume from, reading only headers of files."""
+    refused: list[str] = []
+    for path in files.checkpoint_files(directory):
+        try:
+            files.read_manifest(path)
+        except CheckpointError as error:
+            refused.append(str(error))
+        else:
+            return
+    raise nothing_to_resume(directory, refused)
+
+
+def nothing_to_resume(directory: Location, refused: Sequence[str]) -> CheckpointError:
+    """Return, without raising it, the error for a directory without a usable checkpoint."""
+    why = f"; refused: {'; '.join(refused)}" if refused else ""
+    return CheckpointError(
+        f"cannot resume: there is no checkpoint in {directory}{why}; start without --resume to "
+        "begin afresh"
+    )
+
+
+# ------------------------------------------------------------
+# Keep beside a job's checkpoints up to which step its log was written (`LoggedSteps`).
+#
+# A job that continues from a checkpoint trains some steps again. By this file it does not log them
+# again.
+
+
+FILE = "logged.json"
+
+
+class LoggedSteps:
+    """The highest logged step by series, in the file `logged.json` of a checkpoint directory."""
+
+    # In a directory with a URL nothing is kept: a write there would hold up the training.
+
+    def __init__(self, directory: Location) -> None:
+        self._path = None if isinstance(directory, RemotePath) else directory / FILE
+        self._told = False
+        self._lock = threading.Lock()
+        self._unwritten: dict[str, int] = {}
+        self._is_writing = False
+
+    def read(self) -> dict[str, int]:
+        """Return the highest logged step by the name of the series."""
+        if self._path is None:
+            return {}
+        if (found := looked(self._read, LOOK_S, otherwise=None)) is None:
+            self._tell(f"{self._path} was not read in {LOOK_S:g} s")
+        return found or {}
+
+    def put(self, series: str, step: int) -> None:
+        """Write that `series` was logged up to `step`; the others stay as they are."""
+        if self._path is None:
+            return
+        # While one write waits for a file server, later ones wait for nothing.
+        with self._lock:
+            self._unwritten[series] = step
+            waits = self._is_writing
+            self._is_writing = True
+        if not waits and not looked(self._write_all, LOOK_S, otherwise=False):
+            self._tell(f"{self._path} was not written in {LOOK_S:g} s")
+
+    def forget(self) -> None:
+        """Remove the file, as a job that starts afresh logs from its first step."""
+        if self._path is None:
+            return
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("steps of this job may not be logged: %s", error)
+
+    def _read(self) -> dict[str, int]:
+        """Return the steps in the file by series; an empty dict if it cannot be read."""
+        assert self._path is not None
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            return {str(name): int(step) for name, step in found.items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
+
+    def _write_all(self) -> bool:
+        """Write the file until nothing is left to be written; return True."""
+        while True:
+            with self._lock:
+                steps, self._unwritten = self._unwritten, {}
+                if not steps:
+                    self._is_writing = False
+                    return True
+            self._write(steps)
+
+    def _write(self, steps: Mapping[str, int]) -> None:
+        """Write `steps`, by series, into the file, with the series that are there already."""
+        assert self._path is not None
+        partial = self._path.with_name(f".{FILE}.{os.getpid()}")
+        try:
+            partial.write_text(json.dumps({**self._read(), **steps}), encoding="utf-8")
+            partial.rename(self._path)
+        except OSError as error:
+            self._tell(str(error))
+
+    def _tell(self, why: str) -> None:
+        """Log once that steps may be logged twice, because of `why`."""
+        if not self._told:
+            logger.warning("steps may be logged twice after a restart of the job: %s", why)
+        self._told = True
+
 
 # Step, ledger, samples, gradient noise scale, global batch, script's seed of a checkpoint, and why
 # the last fit was stopped.

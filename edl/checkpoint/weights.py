@@ -14,7 +14,7 @@ from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.location import Location
 from edl.checkpoint.safetensors import TYPES, Blob, Layout, read_plain, write_whole
-from edl.checkpoint.tensor_record import check_is_whole
+from edl.checkpoint.tensors import check_is_whole
 from edl.errors import CheckpointError, UsageError, some
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Write the checkpoints of one worker, each in a thread of its own: :class:`CheckpointWriter`.
 
 The training thread copies the state; another thread writes it. Either rank 0 writes the whole
-state, or each worker of the ring writes a part of it (:mod:`edl.checkpoint.parts`). Then rank 0
+state, or each worker of the ring writes a part of it (:mod:`edl.checkpoint.format`). Then rank 0
 waits for all parts before it writes the checkpoint, which names them.
 """
 
@@ -10,29 +10,187 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass, replace
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, Protocol
 
 from edl.checkpoint import format as files
-from edl.checkpoint import unchanged
-from edl.checkpoint.format import Checkpoint, Manifest, PackedState
-from edl.checkpoint.location import Location
-from edl.checkpoint.owner import Owner, OwnerSuperseded, check_run, renew, take_over
-from edl.checkpoint.parts import (
+from edl.checkpoint.format import (
+    Checkpoint,
+    Manifest,
+    Owner,
+    OwnerSuperseded,
+    PackedState,
     PartMissing,
     PartPlace,
+    check_run,
     gather_parts,
     named_parts,
     remove_parts,
+    renew,
+    take_over,
     write_part,
 )
-from edl.checkpoint.saved_state import CheckpointConfig, CheckpointPosition, Durable, JobRecords
-from edl.checkpoint.unchanged import UnchangedTensors
-from edl.core.events import CheckpointDetails, CheckpointFailedDetails
-from edl.core.job.state_share import WHOLE_STATE, StateShare, parts_limit_s
+from edl.checkpoint.location import Location, file_bytes
+from edl.checkpoint.safetensors import Layout, nothing, write_whole
+from edl.checkpoint.tensors import UNCHANGED, TensorRecord, named_files
 from edl.errors import CheckpointError, EdlError
+from edl.events import CheckpointDetails, CheckpointFailedDetails, Details
+from edl.job.state_share import WHOLE_STATE, StateShare, parts_limit_s
+from edl.step.ledger import Ledger
+from edl.step.order import NO_LENGTH, TrainingLength
+from edl.step.source import Source
 
 logger = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------
+# Write tensors that do not change once, and not into each checkpoint.
+#
+# A model that is fine-tuned has most of its weights frozen. `UnchangedTensors` compares each
+# checkpoint with the one before by checksums: tensors that are equal in both go into a file of
+# their own, `unchanged-NNNNNNNNNNNN-XXXXXXXX.safetensors`, and this checkpoint and the later ones
+# name that file in place of the data, as long as the tensors stay as they are. Rules:
+#
+# 1. Such a file is written once, under a name that no other file gets, and never changed.
+# 2. A worker names, for the tensors that it saves, only files that it has written itself, or that
+#    belong to the checkpoint from which it has restored the state, whose every byte was checked. A
+#    worker that has neither restored nor saved begins with a whole checkpoint, or a whole part.
+# 3. A checkpoint gets its name only while all files that it names are there (`check_named`).
+# 4. A file goes when no checkpoint names it, and all checkpoints are newer than it
+#    (`remove_unreferenced`).
+
+
+LEAST = 1 << 20  # bytes of tensors; for fewer no file is written
+
+
+class UnchangedTensors:
+    """The tensors of the newest checkpoint that one worker has written or read in a directory."""
+
+    def __init__(self, directory: Location) -> None:
+        self._directory = directory
+        self._step = -1  # of that checkpoint; -1: there is none
+        self._before: Mapping[str, TensorRecord] = {}
+
+    def restored(self, checkpoint: Checkpoint) -> None:
+        """Note that this worker has read `checkpoint`, every byte of it, from the directory."""
+        self._step, self._before = checkpoint.manifest.step, checkpoint.tensors
+
+    def set_aside(
+        self, step: int, state: PackedState, check: Callable[[], None] = nothing
+    ) -> tuple[Mapping[str, TensorRecord], int]:
+        """Write tensors that are as in the checkpoint before into a file of their own, once."""
+        before = self._before if self._step < step else {}
+        kept = {name for name in files.names_in(self._directory) if UNCHANGED.fullmatch(name)}
+        found, fresh = dict[str, TensorRecord](), list[str]()
+        for name, blob in state.blobs.items():
+            record = found[name] = TensorRecord.of(blob)
+            if (former := before.get(name)) is not None and record.is_unchanged(former):
+                if former.file in kept:
+                    found[name] = former
+                elif blob.data.nbytes:
+                    fresh.append(name)
+        size = 0
+        blobs = {name: state.blobs[name] for name in fresh}
+        if sum(blob.data.nbytes for blob in blobs.values()) >= LEAST:
+            path = self._directory / f"unchanged-{step:012d}-{uuid.uuid4().hex[:8]}.safetensors"
+            layout = Layout.of(blobs)
+            data: list[bytes | memoryview] = [layout.header({})]
+            data += [blob.data for _, blob in layout.blobs]
+            size = write_whole(path, data, check)
+            found |= {name: replace(found[name], file=path.name) for name in fresh}
+        self._step, self._before = step, found
+        return found, size
+
+
+def check_named(path: Location, records: Mapping[str, TensorRecord]) -> None:
+    """Raise OSError if a later ring has removed a file that a checkpoint is about to name."""
+    for other in named_files(path, records):
+        file_bytes(other)
+
+
+def remove_unreferenced(directory: Location) -> None:
+    """Remove files of unchanged tensors that no checkpoint in `directory` names any more."""
+    found = {name: UNCHANGED.fullmatch(name) for name in files.names_in(directory)}
+    # A worker of an earlier ring may be about to name a file if a checkpoint of its step or an
+    # earlier one is there, and one that cannot be read may name any.
+    steps = {name: int(match[1]) for name, match in found.items() if match is not None}
+    if not steps:
+        return
+    named, oldest = set[str](), None
+    try:
+        for path in files.checkpoint_files(directory):
+            named |= {record.file for record in files.read_records(path).values()}
+            oldest = files.step_of(path)
+    except CheckpointError:
+        return
+    for name, step in steps.items():
+        if name not in named and oldest is not None and step < oldest:
+            (directory / name).unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------
+# Define what a checkpoint saves: the state, the job's position in its data, and the settings.
+
+
+@dataclass(frozen=True)
+class JobRecords:
+    """The job's records that saving and restoring use, as functions, for any thread."""
+
+    log: Callable[[Details, int, str], None]  # (details, step, reason)
+    # the directory and step of a checkpoint that was written or restored
+    saved: Callable[[str, int], None]
+    learned: Callable[[], Mapping[str, Any]] = dict  # the scaling profile, as JSON
+
+
+class Durable(Protocol):
+    """The interface to copy and load the state that a checkpoint holds."""
+
+    framework: str  # which checkpoints record
+
+    def capture(self, share: StateShare = WHOLE_STATE) -> Any:
+        """Return a copy, for `pack_state`, of a part of the state; in the training thread."""
+
+    def restore(self, state: Any) -> None:
+        """Load `state`, which `capture` returned, into the model, optimizer and objects."""
+
+
+@dataclass(frozen=True)
+class CheckpointPosition:
+    """The job's position in its data, which a checkpoint stores with the job's state."""
+
+    step: int  # updates that the job has made
+    source: Source
+    ledger: Ledger  # of the epoch
+    samples: int  # trained over all epochs
+    # the gradient noise scale, as JSON; empty: none
+    noise: Mapping[str, Any] = field(default_factory=dict)
+    fits: Sequence[Mapping[str, Any]] = ()  # calls of Keras' `fit`, as fields of `DoneFit`
+    seed: int = -1  # given last to the framework, with logical workers; -1: not known
+    fit_stopped: str = ""  # why callbacks have stopped the call of `fit` that has ended; else empty
+    # fields of `Arithmetic`; empty: not known
+    arithmetic: Mapping[str, Any] = field(default_factory=dict)
+    length: TrainingLength = NO_LENGTH
+    batches: Sequence[tuple[int, int]] = ()  # of the global batch: (first update with it, samples)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """The settings of a job's checkpoints, as one start of the job has them."""
+
+    directory: Location  # where checkpoints are written
+    every_s: float  # between the begins of two saves
+    keep: int  # the newest ones
+    job: str
+    run: str  # this start of the job
+    save_timeout_s: float  # for the last checkpoint before an end
+    resume_from: Location | None = None  # `directory` or another one; None: it does not resume
+    # begin afresh if `resume_from` has no checkpoint; damaged files are an error in any case
+    or_begin: bool = False
+    sharded: bool = False  # each worker saves a part of the state
+    names_directory: bool = False  # the user has named `resume_from` (`--resume-from`)
 
 
 @dataclass(frozen=True)
@@ -207,7 +365,7 @@ class CheckpointWriter:
 
             def check_all() -> None:
                 check()
-                unchanged.check_named(path, records)
+                check_named(path, records)
 
             size = besides + files.write(path, manifest, state, check_all, records)
         except OwnerSuperseded as error:
@@ -240,7 +398,7 @@ class CheckpointWriter:
         try:
             files.prune(directory, step, self.config.keep)
             remove_parts(directory, step)
-            unchanged.remove_unreferenced(directory)
+            remove_unreferenced(directory)
         except (EdlError, OSError) as error:
             logger.warning("old checkpoints stay: %s", _clause(error, directory))
 

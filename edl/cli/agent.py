@@ -17,12 +17,11 @@ from edl.cli.common import (
 )
 from edl.cli.last_line import AgentCommand, LastLineOption, last_line
 from edl.client.connection import choose_job, connected, in_session_of_job
-from edl.coordination.paths import check_name
-from edl.core.host.exit_codes import agent_exit_code
-from edl.core.job.run_token import check_run_token
-from edl.launch.address import check_own_name
-from edl.launch.host_agent import agent_of_run
-from edl.launch.live import agent_display
+from edl.host.address import check_own_name
+from edl.host.host_agent import agent_display, agent_of_run
+from edl.host.process import agent_exit_code
+from edl.job.liveness import check_run_token
+from edl.zookeeper.paths import check_name
 
 
 def agent(

@@ -10,8 +10,8 @@ import typer
 from edl.cli.common import JobArgument, ZooKeeperOption, progress
 from edl.client import Job
 from edl.client.job import RECLAIM_S
-from edl.core.duration import seconds
 from edl.errors import UsageError
+from edl.text import seconds
 
 SlotsHost = Annotated[
     str | None,

@@ -17,10 +17,10 @@ from edl.checkpoint import weights
 from edl.checkpoint.format import Checkpoint, Manifest
 from edl.checkpoint.location import Location, RemotePath, file_bytes, location
 from edl.checkpoint.safetensors import Blob
-from edl.checkpoint.tensor_record import named_files
+from edl.checkpoint.tensors import named_files
 from edl.cli.common import JsonOption
-from edl.core.plural import counted
 from edl.errors import CheckpointError, UsageError
+from edl.text import counted
 
 MAX_CHECKED_BYTES = 10**9  # read and compared in about 2 s
 

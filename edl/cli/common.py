@@ -21,8 +21,7 @@ from rich.markup import escape
 
 from edl import config
 from edl.errors import CoordinationError, UsageError
-from edl.launch.line_output import LineOutput
-from edl.launch.output_stream import OutputStream
+from edl.host.output import LineOutput, OutputStream
 
 ZooKeeperOption = Annotated[
     str | None,

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from edl import config
-from edl.coordination.secrets import CLUSTERS, JOBS, known_names
-from edl.core.events import EventKind
 from edl.errors import ConfigError
+from edl.events import EventKind
+from edl.zookeeper.access import CLUSTERS, JOBS, known_names
 
 VARIABLE = "_EDL_COMPLETE"
 _TYPER: Any = import_module("typer.completion")  # it re-exports what is used here

@@ -13,7 +13,7 @@ from edl.client.connection import choose_job, connected
 from edl.cluster.client.access import NO_CLUSTER, known_store, store_of_job
 from edl.cluster.client.connection import connected_cluster
 from edl.config import LOOPBACK
-from edl.coordination.session import Session
+from edl.zookeeper.session import Session
 
 PORT = 8470
 PACKAGES = ("starlette", "uvicorn")

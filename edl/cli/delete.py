@@ -9,7 +9,7 @@ import typer
 from edl.cli.common import MaybeClusterOption, ZooKeeperOption
 from edl.client.connection import choose_job, connected
 from edl.cluster.client.access import store_of_job
-from edl.coordination.lifecycle import delete_ended, unknown_job
+from edl.zookeeper.nodes import delete_ended, unknown_job
 
 
 def delete(

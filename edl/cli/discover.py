@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from edl.launch.horovodrun.last_answer import keep_answer, last_answer
+from edl.host.horovodrun.last_answer import keep_answer, last_answer
 
 
 def main() -> None:
@@ -48,9 +48,9 @@ def discover(arguments: Sequence[str]) -> list[str]:
     from pathlib import Path
 
     from edl import config
-    from edl.core.host.host_discovery import lines, parse_hosts
     from edl.errors import UsageError
-    from edl.launch.horovodrun.discovery import desired_hosts, is_local, read_hosts
+    from edl.host.devices import lines, parse_hosts
+    from edl.host.horovodrun.discovery import desired_hosts, is_local, read_hosts
 
     options = argparse.ArgumentParser(
         prog="edl-discover",

@@ -12,8 +12,8 @@ from typing import Any
 
 import typer
 
-from edl.core.host.exit_codes import EXIT_CODES, INTERRUPTED, AgentEnd, end_of_error
 from edl.errors import EdlError
+from edl.host.process import EXIT_CODES, INTERRUPTED, AgentEnd, end_of_error
 
 # typer brings its own copy of click since 0.26; this is the base of its usage errors in any case.
 ARGUMENT_ERROR: Any = typer.BadParameter.__base__

@@ -19,15 +19,15 @@ from edl.cli.common import (
 )
 from edl.cli.following import followed
 from edl.client.connection import choose_job, connected
-from edl.client.events import flat, flat_of_cluster
+from edl.client.waiting import flat, flat_of_cluster
 from edl.cluster.client import waiting
 from edl.cluster.client.access import store_of_job
 from edl.cluster.lifecycle import ClusterEvent, LifeState
 from edl.cluster.store import ClusterStore
-from edl.coordination.session import Session
-from edl.core.event_text import cost
-from edl.core.events import Event
-from edl.launch.output import wrapped
+from edl.event_text import cost
+from edl.events import Event
+from edl.host.output import wrapped
+from edl.zookeeper.session import Session
 
 E = TypeVar("E")
 

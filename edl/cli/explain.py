@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from edl.core.event_explanations import EXPLANATIONS, Severity
-from edl.core.events import EventKind
 from edl.errors import UsageError, nearest, some
+from edl.event_text import EXPLANATIONS, Severity
+from edl.events import EventKind
 
 _TITLES = {
     Severity.ERROR: "Somebody should act:",

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edl.core.job.profile import Curve
-from edl.core.policy.history import History
+from edl.job.profile import Curve
+from edl.policy.observation import History
 
 
 def draw(curve: Curve, path: Path) -> None:

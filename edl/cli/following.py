@@ -10,8 +10,8 @@ import typer
 from edl.cli.common import FOLLOW_S, trouble_words
 from edl.client.waiting import ClientLimits
 from edl.cluster.client.waiting import looks
-from edl.coordination.session import Session
 from edl.errors import CoordinationError
+from edl.zookeeper.session import Session
 
 T = TypeVar("T")
 

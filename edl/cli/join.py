@@ -18,10 +18,9 @@ from edl.cli.common import (
 )
 from edl.cli.last_line import AgentCommand, LastLineOption, last_line
 from edl.client.connection import choose_job, connected, in_session_of_job
-from edl.coordination.paths import check_name
-from edl.launch.address import check_own_name
-from edl.launch.host_agent import joining_agent
-from edl.launch.live import agent_display
+from edl.host.address import check_own_name
+from edl.host.host_agent import agent_display, joining_agent
+from edl.zookeeper.paths import check_name
 
 
 def join(

@@ -17,9 +17,9 @@ import typer
 from typer.core import TyperCommand
 
 from edl.cli.ending import ARGUMENT_ERROR, SENTENCES, complain, ending
-from edl.core.host.exit_codes import AgentEnd, AgentResult
 from edl.errors import EdlError
-from edl.launch.agent import Agent
+from edl.host.agent import Agent
+from edl.host.process import AgentEnd, AgentResult
 
 LastLineOption = Annotated[
     bool,

@@ -12,20 +12,20 @@ import typer
 from edl import config
 from edl.cli.common import JsonOption, ZooKeeperOption, console
 from edl.client.connection import connected
-from edl.client.observing import ObservedJobs
+from edl.client.job import ObservedJobs
 from edl.cluster.client.access import NO_CLUSTER, known_access, known_accesses, known_store
 from edl.cluster.client.client import STATES, Cluster
 from edl.cluster.nodes import cluster_names
-from edl.core.job_summary import (
+from edl.errors import UsageError
+from edl.records import JobState
+from edl.status import (
     JobSummary,
     hidden_jobs_note,
     newest_jobs,
     summary_lines,
     unreadable_jobs_notes,
 )
-from edl.core.plural import counted
-from edl.core.records import JobState
-from edl.errors import UsageError
+from edl.text import counted
 
 OWN_STATES: tuple[str, ...] = tuple(JobState)  # of jobs of `edl run`
 

@@ -26,14 +26,13 @@ from edl.cluster.client.logs import ClusterJobLogs
 from edl.cluster.client.waiting import UNSEEN, looks
 from edl.cluster.lifecycle import LifeState
 from edl.cluster.store import ClusterStore
-from edl.coordination.session import Session
-from edl.core.host.worker_hosts import addresses, worker_hosts
-from edl.core.snapshot import Snapshot
 from edl.errors import AccessDenied, CoordinationError, EdlError, UnknownJob, UsageError, some
-from edl.launch.line_buffer import LineBuffer
-from edl.launch.log_reader import LogReader
-from edl.launch.named_logs import named_logs
-from edl.launch.workers import earlier_runs
+from edl.host.devices import addresses, worker_hosts
+from edl.host.logs import LogReader, named_logs
+from edl.host.output import LineBuffer
+from edl.host.workers import earlier_runs
+from edl.job.snapshot import Snapshot
+from edl.zookeeper.session import Session
 
 LOOK_S = 3.0  # between two looks which hosts have which logs
 BAR_S = 10.0  # between two states of one progress bar, with --follow

@@ -2,7 +2,7 @@
 
 Only a bug is shown as a traceback. Exit codes: 0 done, 1 an error, 2 an impossible request, 94 no
 such job, 95 the host has an agent, 130 interrupted; `edl run` and `edl join` end with the code of
-the job, `edl agent` with codes of its own (:mod:`edl.core.host.exit_codes`).
+the job, `edl agent` with codes of its own (:mod:`edl.host.process`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edl import config
 from edl.cli.ending import SENTENCES, complain
 from edl.cli.verbs import GROUPS, SUMMARIES, epilog
 from edl.errors import ConfigError
-from edl.launch.signals import child_ends_kept
+from edl.host.signals import child_ends_kept
 
 VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "run": ("run", "run"),

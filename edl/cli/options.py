@@ -11,8 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from edl.core.job_spec import JobSettings
-from edl.core.sizes import Sizes
+from edl.spec import JobSettings, Sizes
 
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)|`")
 

@@ -8,9 +8,9 @@ import typer
 
 from edl.cli.common import JobArgument, ZooKeeperOption
 from edl.client import Job
-from edl.client.ending import PREEMPT_WITHIN_S
-from edl.core.duration import seconds
+from edl.client.changes import PREEMPT_WITHIN_S
 from edl.errors import UsageError
+from edl.text import seconds
 
 
 def preempt(

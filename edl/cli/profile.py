@@ -18,10 +18,10 @@ from edl.cli.figure import draw
 from edl.cli.tables import print_table
 from edl.client import Curve, Job
 from edl.client.job import TIMEOUT_S
-from edl.core.job.profile import STEPS, sizes
 from edl.errors import UsageError
 from edl.figures import check_figure
-from edl.launch.signals import handled
+from edl.host.signals import handled
+from edl.job.profile import STEPS, sizes
 
 _BAR = 20  # characters of an efficiency of 1
 

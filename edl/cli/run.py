@@ -23,25 +23,31 @@ from edl.cli.common import (
 )
 from edl.cli.last_line import AgentCommand, LastLine, LastLineOption, last_line
 from edl.cli.options import with_settings
+from edl.client.changes import checked_policy
 from edl.client.connection import open_session
-from edl.client.joining import has_finished, same_job
-from edl.client.policies import checked_policy
-from edl.client.submitting import create, host_slots, job_spec, made_up_name, prepare
-from edl.coordination.access import Access
-from edl.coordination.local_server import find_local, start_local
-from edl.coordination.paths import check_name
-from edl.coordination.session import Session
-from edl.core.host.exit_codes import AgentEnd, run_exit_code
-from edl.core.host.python_command import transparent as run_through_edl
-from edl.core.job_spec import JobSpec
-from edl.core.records import NO_POLICY, JobPolicy
+from edl.client.submitting import (
+    create,
+    has_finished,
+    host_slots,
+    job_spec,
+    made_up_name,
+    prepare,
+    same_job,
+)
 from edl.errors import CheckpointError, JobExists, UsageError
-from edl.launch.address import check_own_name
-from edl.launch.agent import Agent
-from edl.launch.command import check_command
-from edl.launch.host_agent import joining_agent, submitter_agent, this_host
-from edl.launch.live import agent_display
+from edl.host.address import check_own_name
+from edl.host.agent import Agent
+from edl.host.command import check_command
+from edl.host.host_agent import agent_display, joining_agent, submitter_agent, this_host
+from edl.host.process import AgentEnd, run_exit_code
+from edl.host.process import transparent as run_through_edl
 from edl.policy_source import read_policy
+from edl.records import NO_POLICY, JobPolicy
+from edl.spec import JobSpec
+from edl.zookeeper.access import Access
+from edl.zookeeper.local_server import find_local, start_local
+from edl.zookeeper.paths import check_name
+from edl.zookeeper.session import Session
 
 RESUME = "--resume"
 AUTO, AUTO_ALIAS = f"{RESUME}=auto", f"{RESUME}-auto"
@@ -250,7 +256,7 @@ def _resume(newest: bool, auto: bool, directory: str | None) -> str | None:
     if newest + auto + (directory is not None) > 1:
         raise UsageError(f"give one of {RESUME}, {AUTO} and {RESUME}-from")
     if directory is not None:
-        from edl.checkpoint.resumable import check_resumable  # imports NumPy: 0.1 s
+        from edl.checkpoint.store import check_resumable  # imports NumPy: 0.1 s
 
         place = location(directory).absolute()
         if not place.is_dir():

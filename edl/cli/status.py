@@ -26,10 +26,10 @@ from edl.cli.common import (
 )
 from edl.cli.tables import columns, facts_table, print_table
 from edl.client.connection import choose_job, connected
-from edl.core.plural import by_host, counted
-from edl.core.records import Reclaim
-from edl.core.status import JobStatus, job_status
 from edl.errors import CoordinationError
+from edl.records import Reclaim
+from edl.status import JobStatus, job_status
+from edl.text import by_host, counted
 
 GIVEN_UP_SHOWN = 3  # workers; the newest
 QUIET_S = 2.0  # without a step, and five usual steps: then it is said

@@ -11,9 +11,9 @@ import typer
 from edl import config
 from edl.cli.common import JobArgument, ZooKeeperOption
 from edl.client import Job
-from edl.client.ending import LIMITS
+from edl.client.changes import LIMITS
 from edl.errors import CoordinationError, UsageError, ZooKeeperUnreachable, some
-from edl.launch.submitter import submitters
+from edl.host.agent import submitters
 
 
 def stop(

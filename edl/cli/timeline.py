@@ -12,15 +12,10 @@ import typer
 
 from edl.cli.common import ZooKeeperOption
 from edl.client.connection import choose_job, connected
-from edl.core.events import Event
-from edl.core.horovod_timeline import (
-    RingTimeline,
-    merge_timelines,
-    of_one_run,
-    parse_timeline,
-)
-from edl.core.plural import counted
 from edl.errors import UsageError
+from edl.events import Event
+from edl.horovod_timeline import RingTimeline, merge_timelines, of_one_run, parse_timeline
+from edl.text import counted
 
 
 def timeline(

@@ -16,15 +16,20 @@ from rich.text import Text
 
 from edl.cli.common import ZooKeeperOption, console, trouble_words
 from edl.client.connection import choose_job, connected
-from edl.client.observing import ObservedJob, ObservedJobs
-from edl.core.duration import rounded
-from edl.core.events import Event
-from edl.core.excerpt import cropped
-from edl.core.job_screen import MOST_EVENTS, TextLine, job_screen, jobs_screen, pause_s
-from edl.core.job_summary import JobSummary
-from edl.core.snapshot import Snapshot
-from edl.core.status import job_status
+from edl.client.job import ObservedJob, ObservedJobs
 from edl.errors import CoordinationError, UnknownJob
+from edl.events import Event
+from edl.job.snapshot import Snapshot
+from edl.status import (
+    MOST_EVENTS,
+    JobSummary,
+    TextLine,
+    job_screen,
+    job_status,
+    jobs_screen,
+    pause_s,
+)
+from edl.text import cropped, rounded
 
 REDRAWN_PER_S = 2.0
 STALE_S = 3.0  # without an answer from ZooKeeper: then the age of what is shown is said

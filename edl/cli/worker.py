@@ -18,24 +18,21 @@ from edl.cli.common import settings_of_agent
 from edl.cli.main import configure_logging, run_command
 from edl.client.connection import in_session_of_job, open_session
 from edl.config import Config, HorovodSlot
-from edl.coordination.access import Access
-from edl.coordination.job_store import JobStore
-from edl.coordination.local_server import find_local, start_local
-from edl.coordination.paths import check_name
-from edl.coordination.secrets import announce, candidates, keep, new_secret
-from edl.core.host.horovodrun_slot import SlotLimits, with_answer
-from edl.core.job_spec import JobSpec
-from edl.core.records import Host, Job
 from edl.errors import EdlError, JobExists, UsageError
-from edl.launch.address import address_of, check_own_name, own_address
-from edl.launch.command import check_command
-from edl.launch.horovodrun.driver import Driver
-from edl.launch.horovodrun.launcher import find_launcher
-from edl.launch.horovodrun.slot import SlotSupervisor
-from edl.launch.horovodrun.workers import SlotWorkers
-from edl.launch.host_agent import worker_environment
-from edl.launch.parent import behind_a_shell
-from edl.launch.workers import log_directory
+from edl.host.address import address_of, check_own_name, own_address
+from edl.host.command import check_command
+from edl.host.horovodrun.decide import SlotLimits, with_answer
+from edl.host.horovodrun.driver import Driver
+from edl.host.horovodrun.launcher import find_launcher
+from edl.host.horovodrun.slot import SlotSupervisor, SlotWorkers
+from edl.host.host_agent import worker_environment
+from edl.host.workers import behind_a_shell, log_directory
+from edl.records import Host, Job
+from edl.spec import JobSpec
+from edl.zookeeper.access import Access, announce, candidates, keep, new_secret
+from edl.zookeeper.local_server import find_local, start_local
+from edl.zookeeper.paths import check_name
+from edl.zookeeper.store import JobStore
 
 
 def main() -> None:

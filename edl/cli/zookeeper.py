@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from edl.coordination import local_server
-from edl.coordination.local_server import EVERY_ADDRESS, LocalServer
 from edl.errors import CoordinationError
+from edl.zookeeper import local_server
+from edl.zookeeper.local_server import EVERY_ADDRESS, LocalServer
 
 app = typer.Typer(
     help="A ZooKeeper of this user: for jobs on this machine, or with an address for several.",

@@ -22,13 +22,12 @@ TensorFlow) is imported.
 
 from typing import TYPE_CHECKING, Any
 
-from edl.client.borrowing import Reclaimed
+from edl.client.changes import Reclaimed, Resize
 from edl.client.job import Job
-from edl.client.scaling import Resize
 from edl.client.submitting import submit
-from edl.core.job.migration import Migration
-from edl.core.job.profile import Curve, Point
-from edl.core.status import JobStatus
+from edl.job.placement import Migration
+from edl.job.profile import Curve, Point
+from edl.status import JobStatus
 
 if TYPE_CHECKING:
     from edl.cluster.client.client import Cluster

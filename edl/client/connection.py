@@ -6,20 +6,22 @@ and for the job's secret.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from os import PathLike, fspath
+from typing import Generic, Self, TypeVar
 
 from edl import config
 from edl.cluster.records import own_name, parsed_word
-from edl.coordination.access import Access
-from edl.coordination.job_store import JobStore
-from edl.coordination.lifecycle import job_names, list_jobs, unlock
-from edl.coordination.local_server import find_local, known_local, local_trouble
-from edl.coordination.secrets import candidates
-from edl.coordination.session import Session
-from edl.core.job_summary import unreadable_jobs_notes
-from edl.core.records import Job
 from edl.errors import AccessDenied, UnknownJob, UsageError, ZooKeeperUnreachable, nearest, some
+from edl.records import Job
+from edl.status import unreadable_jobs_notes
+from edl.zookeeper.access import Access, candidates
+from edl.zookeeper.local_server import find_local, known_local, local_trouble
+from edl.zookeeper.nodes import job_names, list_jobs, unlock
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import JobStore
 
 
 def open_session(hosts: str, settings: config.Config, access: Access | None = None) -> Session:
@@ -148,3 +150,80 @@ def _locked(job: str, tried: bool) -> str:
         f"the secret of job {job} {what}; give EDL_SECRET, or `edl join --secret-file FILE`: on "
         f"the host of `edl run` it is in ~/.local/state/edl/jobs/{job}/secret"
     )
+
+
+# ------------------------------------------------------------
+# Keep a client's ZooKeeper session open for all calls in a `with` block.
+#
+# `SessionClient` does it.
+
+
+Store = TypeVar("Store")  # the records that a client reads and writes, in an open session
+
+
+class SessionClient(ABC, Generic[Store]):
+    """A client that opens a ZooKeeper session for each call, or one for a whole ``with`` block.
+
+    Subclasses say in :meth:`_connect` what is opened. A client must not be shared between threads.
+
+    Args:
+        name: the name of the job or the cluster; None to let the subclass choose one.
+        zookeeper: the ZooKeeper servers, "host:port,host:port"; None for the configured ones.
+        secret: the secret of the job or the cluster; None for the one in ``secret_file``.
+        secret_file: a file, or a pipe, with the secret; None for the configured one.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        zookeeper: str | None = None,
+        *,
+        secret: str | None = None,
+        secret_file: str | PathLike[str] | None = None,
+    ) -> None:
+        self._name = name
+        self._zookeeper = zookeeper
+        self._secret = secret
+        self._secret_file = None if secret_file is None else fspath(secret_file)
+        self._open = ExitStack()
+        self._kept: Store | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self._open.pop_all())  # what is kept already
+            self._kept = stack.enter_context(self._connect())
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the session that a ``with`` block, or `submit`, keeps open; without one do nothing.
+
+        Later calls open a session of their own. The job or the cluster goes on.
+        """
+        self._kept = None
+        self._open.close()
+
+    def _keep(self, resources: ExitStack) -> None:
+        self._open = resources
+
+    @abstractmethod
+    def _connect(self) -> AbstractContextManager[Store]:
+        """Return a context manager that provides the records in a new ZooKeeper session."""
+
+    @contextmanager
+    def _kept_or(self, opened: AbstractContextManager[Store]) -> Iterator[Store]:
+        """While entered, provide the records of the job or cluster, in one of two sessions."""
+        if self._kept is not None:
+            yield self._kept
+            return
+        with opened as store:
+            yield store
+
+    def _given_secret(self) -> str | None:
+        """Return the secret that this client was given, read from its file if it was given one."""
+        if self._secret_file is None:
+            return self._secret
+        return config.load(secret=self._secret, secret_file=self._secret_file).secret

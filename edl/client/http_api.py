@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import SplitResult, urlsplit
 
 from edl.errors import CoordinationError, UsageError
-from edl.http.api_credentials import AUDIENCE, BEARER, api_key
-from edl.http.signing import SCHEME, authorization
+from edl.http.signing import AUDIENCE, BEARER, SCHEME, api_key, authorization
 
 ANSWER_S = 90.0  # of the API for one request; a wait takes up to 60 s
 IDLE_S = 20.0  # of a connection, after which it is replaced; the API closes it after 30 s

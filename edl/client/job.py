@@ -6,25 +6,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import SupportsIndex
 
-from edl.client import borrowing, draining, ending, migrating, policies, profiling, scaling
-from edl.client.borrowing import Reclaimed
-from edl.client.connection import choose_job, connected
-from edl.client.policies import Explanation
-from edl.client.scaling import Resize
-from edl.client.session_client import SessionClient
+from edl import config
+from edl.client import changes, profiling
+from edl.client.changes import Explanation, Reclaimed, Resize
+from edl.client.connection import SessionClient, choose_job, connected
 from edl.client.waiting import OnMessage, ignore
-from edl.coordination.job_store import JobStore
-from edl.coordination.lifecycle import current_run
-from edl.core.job.device_sets import device_sets
-from edl.core.job.migration import Migration
-from edl.core.job.placement import whole
-from edl.core.job.profile import STEPS, Curve
-from edl.core.policy.history import History, history
-from edl.core.records import JobPolicy
-from edl.core.status import JobStatus, job_status
+from edl.errors import CoordinationError, EdlError, UnknownJob
+from edl.events import Event
+from edl.job.placement import Migration, device_sets, whole
+from edl.job.profile import STEPS, Curve
+from edl.job.snapshot import Snapshot
+from edl.policy.observation import History, history
+from edl.records import JobPolicy
+from edl.status import JobStatus, JobSummary, job_status, job_summary, sorted_jobs
+from edl.zookeeper.access import Access, candidates
+from edl.zookeeper.nodes import current_run, job_names, unlock
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import JobStore
 
 TIMEOUT_S = 600.0
+
 ANSWER_S = 60.0  # for the leader to answer
+
 RECLAIM_S = 30.0  # for borrowed slots to be given back
 
 
@@ -145,13 +148,13 @@ class Job(SessionClient[JobStore]):
             JobEnded: the job ended before they trained there.
             CoordinationError: the placement may have been written or not, which the message says.
         """
-        placement, sets = scaling.whole_placement(hosts), device_sets(devices)
+        placement, sets = changes.whole_placement(hosts), device_sets(devices)
         with self._store() as store:
-            return scaling.place(store, placement, sets, timeout_s)
+            return changes.place(store, placement, sets, timeout_s)
 
     def _resize(self, size: Callable[[int], int], timeout_s: float | None) -> Resize:
         with self._store() as store:
-            return scaling.resize(store, size, timeout_s)
+            return changes.resize(store, size, timeout_s)
 
     def drain(self, worker: int, timeout_s: float = ANSWER_S) -> str:
         """Ask the leader to let the worker number ``worker`` (3 is w3) leave; return its answer.
@@ -167,7 +170,7 @@ class Job(SessionClient[JobStore]):
             JobEnded: the job ended before the leader answered.
         """
         with self._store() as store:
-            return draining.drain_worker(store, whole(worker), timeout_s)
+            return changes.drain_worker(store, whole(worker), timeout_s)
 
     def drain_host(self, host: str, timeout_s: float = TIMEOUT_S) -> str:
         """Let a host leave with its workers and its agent; return a sentence that it has left.
@@ -182,7 +185,7 @@ class Job(SessionClient[JobStore]):
             JobEnded: the job ended before the host had left.
         """
         with self._store() as store:
-            return draining.drain_host(store, host, timeout_s)
+            return changes.drain_host(store, host, timeout_s)
 
     def borrow(self, slots: int, host: str | None = None) -> Resize:
         """Let the job borrow idle slots, with one more worker in each, as far as its limits allow.
@@ -204,7 +207,7 @@ class Job(SessionClient[JobStore]):
         """
         borrowed = whole(slots, least=1)
         with self._store() as store:
-            return borrowing.borrow(store, borrowed, host)
+            return changes.borrow(store, borrowed, host)
 
     def reclaim(
         self,
@@ -239,7 +242,7 @@ class Job(SessionClient[JobStore]):
         """
         back = None if slots is None else whole(slots, least=1)
         with self._store() as store:
-            return borrowing.reclaim(store, back, host, deadline_s, on_message)
+            return changes.reclaim(store, back, host, deadline_s, on_message)
 
     # --- where they are ---
 
@@ -279,7 +282,7 @@ class Job(SessionClient[JobStore]):
         """
         moving = None if np is None else whole(np)
         with self._store() as store:
-            return migrating.migrate(store, from_host, to_host, moving, timeout_s, on_message)
+            return changes.migrate(store, from_host, to_host, moving, timeout_s, on_message)
 
     # --- its end ---
 
@@ -294,11 +297,11 @@ class Job(SessionClient[JobStore]):
             TimedOut: the job has not ended in that time; it still ends as soon as it can.
         """
         with self._store() as store:
-            return ending.stop(store, timeout_s)
+            return changes.stop(store, timeout_s)
 
     def preempt(
         self,
-        within_s: float = ending.PREEMPT_WITHIN_S,
+        within_s: float = changes.PREEMPT_WITHIN_S,
         timeout_s: float | None = None,
         on_message: OnMessage = ignore,
     ) -> str:
@@ -325,7 +328,7 @@ class Job(SessionClient[JobStore]):
             TimedOut: the job has not ended after ``timeout_s``; it goes on ending.
         """
         with self._store() as store:
-            return ending.preempt(store, within_s, timeout_s, on_message)
+            return changes.preempt(store, within_s, timeout_s, on_message)
 
     # --- what is known ---
 
@@ -414,7 +417,7 @@ class Job(SessionClient[JobStore]):
                 from the one that the job began with; or the job does not run.
         """
         with self._store() as store:
-            return policies.set_policy(store, text, source)
+            return changes.set_policy(store, text, source)
 
     def switch_policy_off(self) -> JobPolicy:
         """Switch the policy of the job off, so that the job keeps its present size.
@@ -425,7 +428,7 @@ class Job(SessionClient[JobStore]):
             UsageError: the job has no policy, its policy is off already, or the job does not run.
         """
         with self._store() as store:
-            return policies.switch_off(store)
+            return changes.switch_off(store)
 
     def resume_policy(self) -> JobPolicy:
         """Let the job's policy decide again after it was switched off, or held by a user's request.
@@ -437,7 +440,7 @@ class Job(SessionClient[JobStore]):
                 not run.
         """
         with self._store() as store:
-            return policies.resume(store)
+            return changes.resume(store)
 
     def explain_policy(self) -> Explanation:
         """Return the policy of the job, what the leader says about it, and the data behind that.
@@ -446,7 +449,7 @@ class Job(SessionClient[JobStore]):
             UsageError: the job has no policy.
         """
         with self._store(ended=True) as store:
-            return policies.explain(store)
+            return changes.explain(store)
 
     def history(self) -> History:
         """Return the job's sizes over time, its throughput, and who decided each change.
@@ -471,3 +474,98 @@ class Job(SessionClient[JobStore]):
         secret = self._given_secret()
         with connected(self._zookeeper) as session:
             yield choose_job(session, self._name, ended, secret)
+
+
+# ------------------------------------------------------------
+# Read a job, or all jobs that this user may open, again and again at little cost.
+#
+# `ObservedJob` and `ObservedJobs` read only nodes that have changed, and say how many nodes the
+# next look will read, so that their user can wait longer before it.
+
+
+FIXED_READS = 3  # of a snapshot: what is read each time, changed or not
+
+
+class ObservedJob:
+    """One job that is read again and again, of which only changed nodes are read."""
+
+    def __init__(self, store: JobStore) -> None:
+        self.snapshot: Snapshot | None = None  # the job as it was read last; None before that
+        self._store = store
+        self._changes = 0
+
+    @property
+    def due_reads(self) -> int:
+        """About how many nodes the next `read` reads; 0 if it would find nothing new."""
+        ended = self.snapshot is not None and self.snapshot.job.state.over
+        return 0 if ended and not self._changes else FIXED_READS + self._changes
+
+    def read(self) -> Snapshot:
+        """Return a snapshot of the job, which is read from ZooKeeper only if reads are due."""
+        if self.snapshot is None or self.due_reads:
+            changes, self._changes = self._changes, 0
+            try:
+                self.snapshot = self._store.snapshot(self._count)
+            except EdlError:
+                self._changes += changes  # those counted meanwhile stay
+                raise
+        return self.snapshot
+
+    def events(self, count: int) -> list[Event]:
+        """Return the `count` newest events of the job, oldest first."""
+        return self._store.events.newest(count, self._count)
+
+    def _count(self) -> None:
+        self._changes += 1
+
+
+class ObservedJobs:
+    """All jobs in a ZooKeeper that a secret known here opens, to be read again and again."""
+
+    def __init__(self, session: Session) -> None:
+        self.locked = 0  # the number of jobs that were left out at the last `read`
+        # job -> why its records could not be read then, as a sentence
+        self.unreadable: dict[str, str] = {}
+        self._session = session
+        self._jobs: dict[str, ObservedJob] = {}
+        self._closed: dict[str, list[Access]] = {}  # name -> what was tried in vain
+
+    @property
+    def due_reads(self) -> int:
+        """About how many nodes the next `read` reads."""
+        return 1 + sum(job.due_reads for job in self._jobs.values())
+
+    def read(self) -> list[JobSummary]:
+        """Read the jobs and return their summaries: those that run first, then the newest first."""
+        names = job_names(self._session)
+        self._jobs = {name: job for name, job in self._jobs.items() if name in names}
+        self._open([name for name in names if name not in self._jobs])
+        self.unreadable = {}
+        found = []
+        for name, job in list(self._jobs.items()):
+            try:
+                job.read()
+            except UnknownJob:
+                del self._jobs[name]  # it was deleted just now, or another job has taken its name
+                continue
+            except CoordinationError as error:
+                if not self._session.connected:
+                    raise
+                self.unreadable[name] = str(error)
+            if job.snapshot is not None:
+                found.append(job_summary(job.snapshot))
+        self.locked = len(names) - len(self._jobs)
+        return sorted_jobs(found)
+
+    def _open(self, names: list[str]) -> None:
+        """Open the jobs called `names` whose secrets are known here; try each secret once."""
+        given = config.load().secret
+        known = {
+            name: [Access(name, one) for one in candidates(config.state_dir(), name, given)]
+            for name in names
+        }
+        new = {name: tried for name, tried in known.items() if tried != self._closed.get(name, [])}
+        self._closed = known
+        if new:
+            opened = unlock(self._session, [one for tried in new.values() for one in tried])
+            self._jobs |= {name: ObservedJob(JobStore(self._session, name)) for name in opened}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shlex
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -19,28 +20,27 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from edl import config
-from edl.client import policies
-from edl.client.connection import open_session
-from edl.client.events import flat
+from edl import config, records
+from edl.client import changes
+from edl.client.connection import choose_job, open_session
 from edl.client.job import Job
-from edl.coordination.access import Access
-from edl.coordination.job_store import JobStore
-from edl.coordination.lifecycle import unlock
-from edl.coordination.local_server import find_local, start_local
-from edl.coordination.paths import check_name
-from edl.coordination.secrets import announce, candidates, keep, new_secret
-from edl.coordination.session import Session
-from edl.core import records
-from edl.core.host.python_command import title
-from edl.core.job.device_sets import NO_DEVICES, DeviceSets, check_devices, device_sets
-from edl.core.job.placement import Placement, whole
-from edl.core.job.run_token import check_run_token
-from edl.core.job_spec import JobSpec
-from edl.core.names import ends_made_up
-from edl.core.plural import counted
-from edl.core.records import NO_POLICY, JobPolicy
-from edl.errors import EdlError, UsageError
+from edl.client.waiting import OnMessage, flat, ignore
+from edl.errors import AccessDenied, EdlError, UnknownJob, UsageError
+from edl.host.process import title
+from edl.host.supervision import SupervisorLimits
+from edl.job.liveness import check_run_token
+from edl.job.placement import NO_DEVICES, DeviceSets, Placement, check_devices, device_sets, whole
+from edl.job.snapshot import Snapshot
+from edl.records import NO_POLICY, JobPolicy, JobState
+from edl.records import Job as JobRecord
+from edl.spec import JobSpec
+from edl.text import counted, ends_made_up
+from edl.zookeeper.access import Access, announce, candidates, keep, new_secret
+from edl.zookeeper.local_server import find_local, start_local
+from edl.zookeeper.nodes import unlock
+from edl.zookeeper.paths import check_name
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import JobStore
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ def submit(
     spec = job_spec(command, sum(placement.values()), resolved, directory)
     rule = NO_POLICY
     if policy is not None:
-        rule = policies.checked_policy(policy, "a program", spec.sizes, spec.command, directory)
+        rule = changes.checked_policy(policy, "a program", spec.sizes, spec.command, directory)
     job = made_up_name(command) if name is None else check_name("job", name)
     servers = resolved.zookeeper or find_local() or start_local()
     with ExitStack() as stack:
@@ -249,3 +249,78 @@ def _events_of(store: JobStore) -> str:
     except EdlError as error:
         logger.warning("the events of the last run of job %s are lost: %s", store.name, error)
         return ""
+
+
+# ------------------------------------------------------------
+# Find the job that `edl run --or-join` joins, or wait until a job of that name can be created.
+#
+# With `--or-join` all hosts run the same command: the first creates the job, the others join it.
+# `has_finished` waits, `same_job` finds the job.
+
+
+POLL_S = 0.5  # for the end of a job that stops
+
+LIMITS = SupervisorLimits()
+
+
+def has_finished(session: Session, own: Access, on_message: OnMessage = ignore) -> bool:
+    """Return whether the job that `own` names, started with its secret, has trained to its end."""
+    job = _present(session, own)
+    # It cannot be joined, but started again after its end.
+    if job is not None and job.state is JobState.STOPPING:
+        on_message(f"job {job.name} stops; waiting for its end to start it anew")
+        deadline = time.monotonic() + LIMITS.stop_limit_s(job) + LIMITS.stop_s
+        while job is not None and job.state is JobState.STOPPING and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            job = _present(session, own)
+    return job is not None and job.state is JobState.FINISHED
+
+
+def same_job(session: Session, own: Access, spec: JobSpec) -> tuple[JobStore, Snapshot]:
+    """Return the records, and a snapshot of them, of a job that the same command started."""
+    store = choose_job(session, own.job, secret=own.secret)
+    _check_ours(session, own)
+    snapshot = store.snapshot()
+    _check_same(snapshot.job, spec)
+    return store, snapshot
+
+
+def _present(session: Session, own: Access) -> JobRecord | None:
+    """Return the record of the job that `own` names, running or ended; None if there is none."""
+    try:
+        job = choose_job(session, own.job, secret=own.secret).snapshot().job
+    except AccessDenied:
+        raise
+    except UnknownJob:
+        return None
+    if not job.state.over or job.state is JobState.FINISHED:  # any other is replaced
+        _check_ours(session, own)
+    return job
+
+
+def _check_ours(session: Session, own: Access) -> None:
+    """Raise AccessDenied if the session has opened the job with another secret than this host's."""
+    # With its own secret this host would write nodes that the job's processes could not read: they
+    # would think that ZooKeeper had lost the job.
+    if session.access != own:
+        raise AccessDenied(
+            own.job,
+            f"job {own.job} has another secret than this host's EDL_SECRET; with --or-join all "
+            "hosts have the same EDL_SECRET, or choose another --job",
+        )
+
+
+def _check_same(running: JobRecord, asked: JobSpec) -> None:
+    """Raise UsageError if a job has another command, directory, sizes or settings."""
+    for what, (theirs, mine) in running.spec.differences(asked).items():
+        raise UsageError(
+            f"job {running.name} runs with {what} {_shown(theirs)}, not {_shown(mine)}; with "
+            "--or-join all hosts run the same `edl run`"
+        )
+
+
+def _shown(value: object) -> str:
+    """Return `value`, of a job's specification, as text for an error message; "none" for None."""
+    if value is None:
+        return "none"
+    return repr(shlex.join(map(str, value))) if isinstance(value, tuple) else str(value)

@@ -8,11 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
-from edl.coordination.job_store import JobStore
-from edl.core.records import JobState
-from edl.core.snapshot import Snapshot
+from edl.cluster.lifecycle import ClusterEvent
 from edl.errors import CoordinationError, JobEnded, TimedOut, UsageError
+from edl.events import Event
+from edl.job.snapshot import Snapshot
+from edl.records import JobState
+from edl.zookeeper.store import JobStore
 
 OnMessage = Callable[[str], None]  # called with sentences about how far it is
 
@@ -98,3 +102,31 @@ def looks(
             message = f"{what} is not done after {timeout_s:g} s"
             raise TimedOut(store.name, "; ".join((message, *parts)))
         time.sleep(limits.poll_s)
+
+
+# ------------------------------------------------------------
+# Convert an event of a job or cluster for other programs, as `edl events --json` prints it.
+#
+# `flat` takes an event of a job, `flat_of_cluster` one of a cluster.
+
+
+def flat(event: Event) -> dict[str, Any]:
+    """Return an event of a job as one flat dictionary that can be written as JSON."""
+    return {
+        "time": datetime.fromtimestamp(event.time, UTC).isoformat(),
+        "kind": str(event.kind),
+        "generation": event.generation,
+        "step": event.step,
+        "reason": event.reason,
+        **event.details.to_json(),
+    }
+
+
+def flat_of_cluster(number: int, event: ClusterEvent) -> dict[str, Any]:
+    """Return an event of a cluster as a dictionary that can be written as JSON."""
+    values = event.to_json()
+    return {
+        "number": number,
+        "time": datetime.fromtimestamp(values.pop("time_s"), UTC).isoformat(),
+        **values,
+    }

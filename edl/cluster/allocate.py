@@ -40,8 +40,8 @@ from edl.cluster.records import AllocationRecord, LeaseTable, QueueRecord
 from edl.cluster.state import Allocation, ClusterPolicy, ClusterState, Node, slot_count, violation
 from edl.cluster.tenants import QuotaRequest, quota_limits
 from edl.cluster.view import ClusterView, DeviceTable, JobView
-from edl.core.plural import counted, verb, workers
-from edl.core.sizes import Sizes
+from edl.spec import Sizes
+from edl.text import counted, verb, workers
 
 # ------------------------------------------------------------
 # Decide with how many workers a new job of a cluster trains while its throughput is measured.

@@ -27,12 +27,12 @@ from edl.cluster.view import (
     PathCheck,
     too_long_for_a_question,
 )
-from edl.core.plural import counted, verb
-from edl.core.policy.step_time import StepTime, StepTimeSample
-from edl.core.policy.step_time_fits import fit_all
-from edl.core.record import Record
 from edl.errors import some
+from edl.policy.step_time import StepTime, StepTimeSample
+from edl.policy.step_time_fit import fit_all
+from edl.record import Record
 from edl.step.batching import Batching
+from edl.text import counted, verb
 
 # ------------------------------------------------------------
 # Describe a live job to cluster policies: its speed on other slots, and the work that is left.

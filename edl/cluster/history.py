@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple
 
 from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, LifeState
-from edl.core.record import Record
+from edl.record import Record
 
 BY_USERS = frozenset(
     {

@@ -50,8 +50,8 @@ from edl.cluster.records import (
 )
 from edl.cluster.tenants import QuotaRequest, quota_limits
 from edl.cluster.view import ClusterView, HostView, JobView, leases_by, missing_paths
-from edl.core.plural import counted, verb
 from edl.errors import some
+from edl.text import counted, verb
 
 # ------------------------------------------------------------
 # Decide how many hosts the jobs of a cluster need from an engine that lends them.

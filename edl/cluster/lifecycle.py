@@ -21,9 +21,9 @@ from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
 from edl.cluster.records import Goal, Wanted
-from edl.core.excerpt import excerpts
-from edl.core.record import Record
 from edl.errors import IllegalTransition, UsageError
+from edl.record import Record
+from edl.text import excerpts
 
 MOST_BACK_OFF_S = 300.0  # the longest wait before a job is tried again
 

@@ -26,12 +26,11 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from edl.core import names
-from edl.core.job_spec import JobSettings, JobSpec
-from edl.core.policy.reading import near
-from edl.core.record import Record
-from edl.core.sizes import Sizes
+from edl import text as names
 from edl.errors import ConfigError, ManifestError
+from edl.policy.observation import near
+from edl.record import Record
+from edl.spec import JobSettings, JobSpec, Sizes
 
 # ------------------------------------------------------------
 # Find the characters that no text of a manifest may have.

@@ -14,14 +14,6 @@ from importlib import metadata
 from kazoo.client import TransactionRequest
 
 from edl.cluster.records import FORMAT, ClusterRecord
-from edl.coordination.access import Access
-from edl.coordination.nodes import Nodes, record
-from edl.coordination.paths import check_name
-from edl.coordination.reads import OnChange, acl, children, exists, get
-from edl.coordination.session import Refused, Session
-from edl.coordination.shared_nodes import ensure_shared
-from edl.coordination.wire import encode
-from edl.core.names import is_name
 from edl.errors import (
     AccessDenied,
     CoordinationError,
@@ -29,6 +21,12 @@ from edl.errors import (
     UnknownJob,
     UnsupportedFormat,
 )
+from edl.text import is_name
+from edl.zookeeper.access import Access
+from edl.zookeeper.nodes import Nodes, ensure_shared, record
+from edl.zookeeper.paths import check_name
+from edl.zookeeper.reads import OnChange, acl, children, encode, exists, get
+from edl.zookeeper.session import Refused, Session
 
 # ------------------------------------------------------------
 # Define the layout in ZooKeeper of a cluster: the path of each node, and what the node holds.

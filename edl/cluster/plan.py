@@ -49,7 +49,7 @@ from edl.cluster.reconcile import (
 from edl.cluster.records import AllocationRecord, ClusterRecord, HostAssignment, JobAssignment
 from edl.cluster.state import ClusterPolicy
 from edl.cluster.view import FAILED_S, ClusterView, HostView, JobView, Order, missing_on_borrowed
-from edl.core.plural import counted
+from edl.text import counted
 
 AGAIN_S = 1.0  # until the next plan, if something was written or ordered
 # Changes, in one plan, of jobs that have nothing on a host: new ones that are begun, waiting ones

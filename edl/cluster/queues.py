@@ -26,9 +26,9 @@ from typing import Annotated
 from edl.cluster.lifecycle import LifeResult, LifeState
 from edl.cluster.records import QueueRecord
 from edl.cluster.view import ClusterView, JobView
-from edl.core.plural import counted
-from edl.core.record import Record
 from edl.errors import FEW, UsageError, nearest, some
+from edl.record import Record
+from edl.text import counted
 
 # ------------------------------------------------------------
 # Divide the slots of a cluster among its queues: quotas first, the rest by weight.

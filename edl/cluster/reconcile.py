@@ -34,11 +34,9 @@ from edl.cluster.view import (
     next_devices,
     path_bytes,
 )
-from edl.core.duration import duration_in_words
-from edl.core.excerpt import excerpt
-from edl.core.plural import by_host, counted
-from edl.core.records import JobState
 from edl.errors import NO_PROGRAM_EXIT, REFUSED_EXIT
+from edl.records import JobState
+from edl.text import by_host, counted, duration_in_words, excerpt
 
 # Exit codes with which a command ends that cannot start: Python's of a script that is not there and
 # argparse's, a shell's of a program that is not there, and that of a worker that edl refuses.

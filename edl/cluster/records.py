@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
-from edl.core.names import is_name
-from edl.core.plural import counted
-from edl.core.record import Record
 from edl.errors import some
+from edl.record import Record
+from edl.text import counted, is_name
 
 # ------------------------------------------------------------
 # Define what is known of the leases of a cluster: hosts that another engine lends to it.

@@ -25,15 +25,14 @@ from edl.cluster.view import (
     RunView,
     measurements,
 )
-from edl.coordination.access import Access
-from edl.coordination.nodes import content, record, record_or_none
-from edl.coordination.paths import JobPaths
-from edl.coordination.reads import OnChange, Read, acl, children, exists, get
-from edl.coordination.session import Session
-from edl.core.policy.scaling_profile import ScalingProfile
-from edl.core.progress import TrainingStatus
-from edl.core.records import Assigned, Desired, Generation, Host, Job, JobState
 from edl.errors import AccessDenied, CoordinationError
+from edl.policy.scaling_profile import ScalingProfile
+from edl.records import Assigned, Desired, Generation, Host, Job, JobState, TrainingStatus
+from edl.zookeeper.access import Access
+from edl.zookeeper.nodes import content, record, record_or_none
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.reads import OnChange, Read, acl, children, exists, get
+from edl.zookeeper.session import Session
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from edl.core.policy.step_time import StepTimeSample
-from edl.core.sizes import Sizes
+from edl.policy.step_time import StepTimeSample
+from edl.spec import Sizes
 
 Placement = tuple[tuple[str, int], ...]
 

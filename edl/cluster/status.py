@@ -24,8 +24,8 @@ from edl.cluster.queues import QueueStatus, queue_statuses
 from edl.cluster.records import ControllerRecord, Goal, HostOffer, HostReport, Wanted
 from edl.cluster.state import ClusterPolicy
 from edl.cluster.view import ClusterView, HostView, JobRequest, JobView
-from edl.core.policy.step_time import StepTime
-from edl.core.record import Record
+from edl.policy.step_time import StepTime
+from edl.record import Record
 
 
 @dataclass(frozen=True)

@@ -52,17 +52,6 @@ from edl.cluster.records import (
 )
 from edl.cluster.tenants import MOST_TENANTS, TenantRecord
 from edl.cluster.view import HostView, JobView, MeasuredThroughput
-from edl.coordination.access import Access
-from edl.coordination.election import Election, candidate_of
-from edl.coordination.events import EventLogNodes
-from edl.coordination.nodes import ATTEMPTS, Values, content, record, record_or_none
-from edl.coordination.paths import sequence
-from edl.coordination.reads import OnChange, children, exists, get, ignore_changes
-from edl.coordination.secrets import new_secret
-from edl.coordination.session import Refused
-from edl.coordination.wire import encode
-from edl.core.plural import counted, verb
-from edl.core.record import Record
 from edl.errors import (
     FEW,
     CoordinationError,
@@ -74,6 +63,15 @@ from edl.errors import (
     some,
 )
 from edl.keys import NONCE_BYTES, derived, seal, unseal
+from edl.record import Record
+from edl.text import counted, verb
+from edl.zookeeper.access import Access, new_secret
+from edl.zookeeper.election import Election, candidate_of
+from edl.zookeeper.events import EventLogNodes
+from edl.zookeeper.nodes import ATTEMPTS, Values, content, record, record_or_none
+from edl.zookeeper.paths import sequence
+from edl.zookeeper.reads import OnChange, children, encode, exists, get, ignore_changes
+from edl.zookeeper.session import Refused
 
 # ------------------------------------------------------------
 # Read and write the event log of a cluster: each change, its reason, and who asked for it.

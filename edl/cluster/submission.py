@@ -46,14 +46,12 @@ from edl.cluster.store import (
 )
 from edl.cluster.tenants import TenantRequest, TenantResponses, TenantVerb, TenantView
 from edl.cluster.view import HostView, MeasuredThroughput
-from edl.coordination.access import Access
-from edl.coordination.events import OnUnreadable
-from edl.coordination.nodes import ATTEMPTS, content
-from edl.coordination.reads import children, exists, get
-from edl.coordination.secrets import new_secret
-from edl.coordination.session import Refused, Session
-from edl.coordination.wire import decode, encode
 from edl.errors import AccessDenied, CoordinationError, UnknownCluster, UnknownJob, UsageError
+from edl.zookeeper.access import Access, new_secret
+from edl.zookeeper.events import OnUnreadable
+from edl.zookeeper.nodes import ATTEMPTS, content
+from edl.zookeeper.reads import children, decode, encode, exists, get
+from edl.zookeeper.session import Refused, Session
 
 MOST_JOBS = 10_000  # in one cluster, the ended ones included; ZooKeeper has all in memory
 

@@ -21,9 +21,9 @@ from typing import Any
 
 from edl.cluster.manifest import MOST_PRIORITY, JobManifest
 from edl.cluster.records import SEPARATOR, Goal, QueueRecord, own_name, tenant_of
-from edl.core.record import Record
-from edl.core.sizes import Sizes
 from edl.errors import UsageError, some
+from edl.record import Record
+from edl.spec import Sizes
 
 # ------------------------------------------------------------
 # Deal out the quota of a queue, in slots, to its jobs that may not be preempted.

@@ -41,17 +41,15 @@ from edl.cluster.records import (
     Wanted,
     tenant_of,
 )
-from edl.core.excerpt import printable
-from edl.core.plural import verb
-from edl.core.policy.observation import alike
-from edl.core.policy.scaling_profile import ScalingProfile
-from edl.core.policy.step_time import StepTimeSample
-from edl.core.progress import TrainingStatus
-from edl.core.record import Record
-from edl.core.records import Assigned, Desired, Generation, Host, Job, JobState
-from edl.core.sizes import Sizes
 from edl.errors import some
+from edl.policy.observation import alike
+from edl.policy.scaling_profile import ScalingProfile
+from edl.policy.step_time import StepTimeSample
+from edl.record import Record
+from edl.records import Assigned, Desired, Generation, Host, Job, JobState, TrainingStatus
+from edl.spec import Sizes
 from edl.step.batching import Batching
+from edl.text import printable, verb
 
 # ------------------------------------------------------------
 # Move times of a cluster's records that lie ahead of the leader's clock to the present.

@@ -24,13 +24,12 @@ from edl.cluster.records import (
 )
 from edl.cluster.store import ClusterStore, StoredJob
 from edl.cluster.view import HostView, MeasuredThroughput
-from edl.coordination.election import Leadership, Write
-from edl.coordination.nodes import content
-from edl.coordination.reads import children, exists, get
-from edl.coordination.secrets import new_secret
-from edl.coordination.session import Refused
-from edl.coordination.wire import encode
 from edl.errors import CoordinationError
+from edl.zookeeper.access import new_secret
+from edl.zookeeper.election import Leadership, Write
+from edl.zookeeper.nodes import content
+from edl.zookeeper.reads import children, encode, exists, get
+from edl.zookeeper.session import Refused
 
 ENDED_KEPT = 500  # the newest ended jobs that no user has deleted stay in the records
 

@@ -2,7 +2,7 @@
 
 :func:`job_routes` are also those of a job in the page of a cluster
 (:mod:`edl.dashboard.cluster_app`). Only the route of actions changes something
-(:mod:`edl.dashboard.acting`).
+(:mod:`edl.dashboard.actions`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from edl.dashboard.acting import ActionRunner, action_handler
+from edl.dashboard.actions import ActionRunner, action_handler
 from edl.dashboard.answers import (
     Handler,
     SecureApplication,
@@ -26,8 +26,7 @@ from edl.dashboard.answers import (
     whole_number,
     with_token,
 )
-from edl.dashboard.job_watcher import JobWatcher
-from edl.dashboard.published_page import PublishedPage
+from edl.dashboard.job_watcher import JobWatcher, PublishedPage
 from edl.errors import EdlError
 
 JobHandler = Callable[[Request, JobWatcher], Awaitable[Response]]

@@ -1,7 +1,7 @@
 """Put the routes together to the application that serves the page of a cluster.
 
 Beside its own page it serves that of each job, below ``/jobs/JOB/``. Only the routes of actions
-change something (:mod:`edl.dashboard.acting`).
+change something (:mod:`edl.dashboard.actions`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edl.cluster.status import RequestForecast
-from edl.core.dashboard.job_choice import MOST_JOBS, PAGE, JobChoice
-from edl.dashboard.acting import ActionRunner, action_handler
+from edl.dashboard.actions import ActionRunner, action_handler
 from edl.dashboard.answers import (
     MOST_TEXT,
     SecureApplication,
@@ -30,6 +29,7 @@ from edl.dashboard.answers import (
 from edl.dashboard.answers import words_of as words
 from edl.dashboard.app import JobPages, job_routes
 from edl.dashboard.cluster_watcher import ClusterWatcher
+from edl.dashboard.view.page import MOST_JOBS, PAGE, JobChoice
 from edl.errors import EdlError
 
 PERIODS_S = (900.0, 3600.0, 21600.0, 86400.0, 604800.0)  # of the chart

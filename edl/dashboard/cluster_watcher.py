@@ -8,31 +8,217 @@ reasons are those of the last plan.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
 
 from edl.cluster.client.history_file import HistoryFile
+from edl.cluster.client.plans import status_of_snapshot
+from edl.cluster.client.waiting import described
 from edl.cluster.lifecycle import ClusterEvent
-from edl.cluster.status import ClusterJobStatus
-from edl.cluster.store import ClusterStore
-from edl.core.dashboard.cluster_event_page import ShownClusterEvent, shown_cluster_event
-from edl.core.dashboard.cluster_page import (
+from edl.cluster.records import LeaseTable
+from edl.cluster.status import ClusterJobStatus, ClusterStatus
+from edl.cluster.store import ClusterSnapshot, ClusterStore, StoredJob
+from edl.cluster.submission import TenantStore
+from edl.dashboard.job_watcher import JobWatcher, PageWatcher, PublishedPage
+from edl.dashboard.view.charts import SlotChart, slot_chart
+from edl.dashboard.view.cluster_page import (
     ClusterJobSummary,
     ClusterObservation,
     away_cluster_in_words,
     cluster_sections,
 )
-from edl.core.dashboard.event_page import EventBuffer, EventChoice
-from edl.core.dashboard.job_choice import JobChoice, JobPage, chosen_jobs
-from edl.core.dashboard.slot_chart import SlotChart, slot_chart
-from edl.dashboard.cluster_reading import ClusterReader
-from edl.dashboard.page_watcher import PageWatcher
-from edl.errors import DataError, EdlError
+from edl.dashboard.view.events import (
+    EventBuffer,
+    EventChoice,
+    ShownClusterEvent,
+    shown_cluster_event,
+)
+from edl.dashboard.view.page import JobChoice, JobPage, chosen_jobs
+from edl.errors import DataError, EdlError, UnknownJob, UsageError
+from edl.zookeeper.store import JobStore
+
+# ------------------------------------------------------------
+# Read a cluster for its page, as far as the one who looks may read it.
+
+
+@dataclass(frozen=True)
+class _LastStatus:
+    """The status of a cluster, with what it was computed from."""
+
+    about: tuple[Any, ...]  # what was read; the status is computed again when any of it has changed
+    status: ClusterStatus
+
+
+class ClusterReader:
+    """A reader of a cluster's records, which reads again only what changed; one thread calls it."""
+
+    def __init__(self, store: ClusterStore) -> None:
+        self.store = store
+        self._known: _LastStatus | None = None
+        self._leaderless_s = 0.0
+        self._jobs: Mapping[str, StoredJob] = {}
+
+    @property
+    def is_tenant(self) -> bool:
+        """Whether a tenant looks, who sees its own jobs only."""
+        return isinstance(self.store, TenantStore)
+
+    def read(self, now_s: float) -> ClusterObservation:
+        """Return what the one who looks may see of the cluster at `now_s`."""
+        store, name = self.store, self.store.paths.name
+        said = store.leader.reasons()
+        hosts = store.nodes.session.hosts
+        if isinstance(store, TenantStore):
+            jobs = store.jobs.list()
+            self._jobs = {job.name: job for job in jobs}
+            shown = tuple(described(job, said) for job in jobs)
+            return ClusterObservation(
+                name, shown, hosts, now_s, said.at_s, viewer=store.nodes.tenant
+            )
+        snapshot = store.snapshot()
+        self._jobs = {job.name: job for job in snapshot.jobs}
+        (leases, _), controllers = store.leader.leases(), len(store.leader.controllers())
+        self._leaderless_s = 0.0 if controllers else self._leaderless_s or now_s
+        queues = snapshot.queues.items()
+        return ClusterObservation(
+            cluster=name,
+            jobs=tuple(described(job, said) for job in snapshot.jobs),
+            zookeeper=hosts,
+            at_s=now_s,
+            reasons_s=said.at_s,
+            status=self._status(snapshot, leases, controllers),
+            leaderless_s=self._leaderless_s,
+            leases=leases,
+            tenants=store.tenants.names(),
+            queue_tenants={queue: one.tenant for queue, one in queues if one.tenant},
+        )
+
+    def facts(self, job: str, now_s: float) -> ClusterJobSummary:
+        """Return what a page shows of `job` when somebody opens its row."""
+        found = self._jobs.get(job)
+        if found is None:
+            raise UnknownJob(job, tuple(sorted(self._jobs)), "edl submit")
+        known = self._known
+        hosts = () if known is None else known.status.hosts
+        manifest = found.manifest
+        return ClusterJobSummary(
+            job=job,
+            command=manifest.command,
+            cwd=manifest.cwd,
+            labels=manifest.labels,
+            after=manifest.after,
+            checkpoint=manifest.checkpoint,
+            hosts={host.host: host.jobs[job] for host in hosts if job in host.jobs},
+            slot_s=found.life.attained_s(now_s),
+            not_before_s=found.life.not_before_s,
+            run=found.life.run,
+        )
+
+    def _status(
+        self, snapshot: ClusterSnapshot, leases: LeaseTable, controllers: int
+    ) -> ClusterStatus:
+        """Return the status of the cluster, as `edl cluster status` shows it."""
+        about = (snapshot, leases, controllers)
+        if self._known is None or self._known.about != about:
+            self._known = _LastStatus(about, status_of_snapshot(self.store, *about))
+        return self._known.status
+
+
+# ------------------------------------------------------------
+# Keep the pages of those jobs of a cluster that somebody looks at: `ClusterJobPages`.
+
+
+MOST_PAGES = 16  # each has a thread and a session
+
+IDLE_S = 60.0  # after which a page that nobody looks at is closed
+
+IN_USE_S = 5.0  # after a request, in which the page is not closed for another one
+
+OpenJob = Callable[[str], AbstractContextManager[JobStore]]
+
+"""Opens the records of a job in a session of its own."""
+
+
+@dataclass
+class WatchedPage:
+    """The page of one job, which is kept up to date."""
+
+    watcher: JobWatcher  # keeps it up to date
+    resources: ExitStack  # ends the watcher and its session
+    used_s: float  # when somebody asked for it last, by the clock of `ClusterJobPages`
+
+
+class ClusterJobPages:
+    """The pages of the jobs of a cluster, opened when a browser asks, closed when none does."""
+
+    # Its methods run on the event loop of the server; what waits for ZooKeeper runs in threads.
+
+    def __init__(self, open_job: OpenJob, clock: Callable[[], float] = time.monotonic) -> None:
+        self._open_job = open_job
+        self._clock = clock
+        self._pages: dict[str, WatchedPage] = {}
+        self._lock = asyncio.Lock()
+
+    async def watcher(self, job: str) -> JobWatcher:
+        """Return the watcher of the job named `job`; it is opened if need be."""
+        async with self._lock:
+            now_s = self._clock()
+            found = self._pages.get(job)
+            if found is None:
+                await self._make_room(now_s)
+                found = await asyncio.to_thread(self._opened, job)
+                self._pages[job] = found
+            found.used_s = now_s
+            return found.watcher
+
+    def page(self, job: str, watcher: JobWatcher) -> PublishedPage:
+        """Return the newest page of the job, and note that somebody looks at it."""
+        if job in self._pages:
+            self._pages[job].used_s = self._clock()
+        return watcher.page
+
+    async def close_idle(self) -> None:
+        """Close the pages that nobody has looked at for `IDLE_S` (60) seconds."""
+        async with self._lock:
+            now_s = self._clock()
+            for job in [j for j, one in self._pages.items() if now_s - one.used_s >= IDLE_S]:
+                await asyncio.to_thread(self._pages.pop(job).resources.close)
+
+    def close(self) -> None:
+        for job in tuple(self._pages):
+            self._pages.pop(job).resources.close()
+
+    async def _make_room(self, now_s: float) -> None:
+        """Close the page that was used least recently if there are as many as there may be."""
+        if len(self._pages) < MOST_PAGES:
+            return
+        oldest = min(self._pages, key=lambda job: self._pages[job].used_s)
+        if now_s - self._pages[oldest].used_s < IN_USE_S:
+            raise UsageError(
+                f"this server shows {MOST_PAGES} jobs at a time, and somebody looks at each of "
+                "them; close the page of another job, or use `edl dashboard JOB`"
+            )
+        await asyncio.to_thread(self._pages.pop(oldest).resources.close)
+
+    def _opened(self, job: str) -> WatchedPage:
+        """Return the page of `job`, which was read once; an error closes what was opened."""
+        with ExitStack() as stack:
+            store = stack.enter_context(self._open_job(job))
+            watcher = stack.enter_context(JobWatcher(store))
+            return WatchedPage(watcher, stack.pop_all(), self._clock())
+
 
 MOST_INTERVALS = 20_000  # of slots that are read for one chart
+
 CHART_S = 2.0  # for which a chart is answered again
+
 LEAST_S = 60.0  # of a chart
+
 MOST_CHARTS = 16  # that are kept for so long
 
 

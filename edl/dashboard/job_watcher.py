@@ -9,37 +9,185 @@ also after the job was deleted.
 
 from __future__ import annotations
 
+import logging
+import secrets
+import socket
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
-from edl.coordination.job_copy import NUMBERS
-from edl.coordination.job_store import JobStore
-from edl.coordination.local_server import local_trouble
-from edl.coordination.reads import ignore_changes
-from edl.core.dashboard.event_page import EventBuffer, EventChoice, ShownEvent, shown_event
-from edl.core.dashboard.job_header import away_in_words, unreadable_in_words
-from edl.core.dashboard.job_page import (
+from edl.dashboard.view.charts import worker_table
+from edl.dashboard.view.events import EventBuffer, EventChoice, ShownEvent, shown_event
+from edl.dashboard.view.incidents import ShownIncident, shown_incidents
+from edl.dashboard.view.outage import ServerProbe, WorkerReports, outage_cause, outage_incident
+from edl.dashboard.view.page import (
     JobObservation,
     JobTrace,
+    LeaderReport,
+    away_in_words,
     page_sections,
+    report_age,
     timeline_section,
+    unreadable_in_words,
 )
-from edl.core.dashboard.leader_report import LeaderReport, report_age
-from edl.core.dashboard.outage import WorkerReports, outage_incident
-from edl.core.dashboard.server_probe import ServerProbe, outage_cause
-from edl.core.dashboard.shown_incidents import ShownIncident, shown_incidents
-from edl.core.dashboard.timeline import SwitchLoss
-from edl.core.dashboard.worker_table import worker_table
-from edl.core.job.profile import Curve
-from edl.core.policy.scaling_profile import ScalingProfile
-from edl.core.snapshot import Snapshot
-from edl.core.status import job_status
-from edl.dashboard.asked_directly import ask_workers, probe_servers
-from edl.dashboard.page_watcher import TURN_S, PageWatcher
-from edl.dashboard.published_page import PublishedPage
+from edl.dashboard.view.timeline import SwitchLoss
 from edl.errors import CoordinationError, UnknownJob
+from edl.http.client import ask_all
+from edl.job.profile import Curve
+from edl.job.snapshot import Snapshot
+from edl.policy.scaling_profile import ScalingProfile
+from edl.status import job_status
+from edl.text import json_text
+from edl.zookeeper.local_server import local_trouble
+from edl.zookeeper.reads import ignore_changes
+from edl.zookeeper.store import NUMBERS, JobStore
+
+logger = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------
+# Ask workers and the servers of ZooKeeper directly, while ZooKeeper does not answer.
+
+
+MOST_ASKED = 8  # workers, the first ranks
+
+ASK_S = 1.0  # for a worker to answer
+
+MOST_SERVERS = 7  # of ZooKeeper
+
+CONNECT_S = 0.5  # for a server to take a connection
+
+
+def ask_workers(snapshot: Snapshot, run: str) -> WorkerReports:
+    """Ask the first workers of the newest ring for their health, all at the same time."""
+    generation = snapshot.generation
+    members = generation.members[:MOST_ASKED] if generation is not None else ()
+    answers = ask_all({one.id: (one.address, one.port) for one in members}, ASK_S)
+    return WorkerReports.of(run, {worker: one.report for worker, one in answers.items()})
+
+
+def probe_servers(hosts: str) -> Mapping[str, ServerProbe]:
+    """Try to connect to each server of ZooKeeper, one after the other; nothing is sent."""
+    servers = [one.strip() for one in hosts.split("/")[0].split(",")][:MOST_SERVERS]
+    return {one: found for one in servers if (found := _probe(one)) is not None}
+
+
+def _probe(server: str) -> ServerProbe | None:
+    """Return what `server`, as "host:port", does with a connection; None: it has no address."""
+    host, _, port = server.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S):
+            return ServerProbe.OPEN
+    except ConnectionRefusedError:
+        return ServerProbe.REFUSED
+    except (socket.gaierror, ValueError, OverflowError):
+        return None
+    except OSError:
+        return ServerProbe.SILENT
+
+
+# ------------------------------------------------------------
+# Keep the newest page as JSON, and give each browser the sections that it does not have yet.
+
+
+@dataclass(frozen=True)
+class PageSection:
+    content: bytes  # the section as JSON
+    version: int  # the version of the page that changed it last
+
+
+@dataclass(frozen=True)
+class PublishedPage:
+    """The newest page: its sections, each with the version that changed it."""
+
+    # a random text that another server, or another start of the job, does not have; a browser that
+    # has another one gets the whole page
+    instance: str = field(default_factory=lambda: secrets.token_hex(8))
+    version: int = 0  # the version of the page; it grows with each change
+    sections: Mapping[str, PageSection] = field(default_factory=dict)  # the sections by name
+
+    def with_sections(self, sections: Mapping[str, Any]) -> PublishedPage:
+        """Return the page with `sections` in place of those of these names; others stay."""
+        version, new = self.version + 1, dict(self.sections)
+        for name, value in sections.items():
+            content = json_text(value)
+            if name not in new or new[name].content != content:
+                new[name] = PageSection(content, version)
+        changed = any(one.version == version for one in new.values())
+        return replace(self, version=version, sections=new) if changed else self
+
+    def patch(self, instance: str = "", since: int = 0) -> bytes:
+        """Return, as JSON, the sections that changed after version `since` of `instance`."""
+        known = since if instance == self.instance else 0
+        parts = ",".join(
+            f'"{name}":{one.content.decode()}'
+            for name, one in self.sections.items()
+            if one.version > known
+        )
+        head = f'"instance":"{self.instance}","version":{self.version}'
+        return f'{{{head},"sections":{{{parts}}}}}'.encode()
+
+
+# ------------------------------------------------------------
+# Keep a page up to date in one thread, whoever looks: `PageWatcher`.
+
+
+TURN_S = 1.0  # between two looks at what is shown
+
+END_S = 15.0  # for a turn to end when the server does
+
+
+class PageWatcher(ABC):
+    """A page that a thread brings up to date; use it as a context manager."""
+
+    def __init__(self, what: str) -> None:
+        self.page = PublishedPage()  # the newest page; any thread may read it
+        self._what = what
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edl-dashboard", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.turn()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join(END_S)
+
+    @property
+    def pause_s(self) -> float:
+        """The seconds between two turns."""
+        return TURN_S
+
+    @abstractmethod
+    def turn(self) -> None:
+        """Read what the page shows once, and publish it; what cannot be read is said there."""
+
+    def publish(self, sections: dict[str, Any]) -> None:
+        """Put `sections` into the page, by name; others stay."""
+        self.page = self.page.with_sections(sections)
+
+    def notify(self, tone: str, text: str) -> None:
+        """Say in the page, in `tone`, that the rest of it is old, and why (`text`)."""
+        self.publish({"notice": {"tone": tone, "text": text, "stale": True}})
+
+    def _run(self) -> None:
+        """Take turns until the end."""
+        while not self._ends.wait(self.pause_s):
+            try:
+                self.turn()
+            except Exception as error:
+                logger.exception("the page of %s is not up to date", self._what)
+                text = f"the page cannot be brought up to date, a defect of edl: {error!r}"
+                self.notify("bad", text)
+
 
 OVER_S = 5.0  # between two looks at a job that has ended, or is not there
+
 LEARNED_S = 5.0  # between two looks at what it has measured
 
 

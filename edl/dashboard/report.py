@@ -13,11 +13,10 @@ from typing import Any
 
 import msgspec
 
-from edl.core.dashboard.event_page import MOST_EVENTS, EventChoice
-from edl.core.json_text import json_text
-from edl.dashboard.html_page import html_page
+from edl.dashboard.answers import html_page, static_files
 from edl.dashboard.job_watcher import JobWatcher
-from edl.dashboard.static_files import static_files
+from edl.dashboard.view.events import MOST_EVENTS, EventChoice
+from edl.text import json_text
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:"

@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
-from edl.api.embedded_server import EmbeddedServer, server_config
 from edl.api.listening import ListenAddress, listener
+from edl.api.requests import LimitProtocol
+from edl.api.server import EmbeddedServer, server_config
 from edl.client import Job
 from edl.cluster.client.access import user_here
 from edl.cluster.client.client import Cluster
@@ -17,30 +18,51 @@ from edl.cluster.client.history_file import HistoryFile, history_path
 from edl.cluster.client.plans import forecast_request
 from edl.cluster.status import RequestForecast
 from edl.cluster.store import ClusterStore
-from edl.coordination.access import Access
-from edl.coordination.job_store import JobStore
-from edl.core.dashboard.forecast_form import requested_manifest
-from edl.dashboard.acting import ActionRunner
-from edl.dashboard.actions import act_on_cluster, act_on_job, check_of_cluster
-from edl.dashboard.answers import SecureApplication, view_token
+from edl.dashboard.actions import ActionRunner, act_on_cluster, act_on_job, check_of_cluster
+from edl.dashboard.answers import HEADERS, SecureApplication, view_token
 from edl.dashboard.app import dashboard_app
 from edl.dashboard.cluster_app import cluster_app
-from edl.dashboard.cluster_jobs import ClusterJobPages
-from edl.dashboard.cluster_watcher import ClusterWatcher
+from edl.dashboard.cluster_watcher import ClusterJobPages, ClusterWatcher
 from edl.dashboard.job_watcher import JobWatcher
-from edl.dashboard.secure_protocol import SecureProtocol
+from edl.dashboard.view.forecast_form import requested_manifest
 from edl.errors import UsageError
-from edl.launch.signals import TO_END, handled
+from edl.host.signals import TO_END, handled
+from edl.zookeeper.access import Access
+from edl.zookeeper.store import JobStore
+
+# ------------------------------------------------------------
+# Send the headers of all answers also with those that uvicorn gives by itself.
+
+
+class SecureProtocol(LimitProtocol):
+    """A connection whose answer to what is no HTTP has the `HEADERS` of the page."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer to bytes that are no request, with the sentence `msg`, and close."""
+        state = self.server_state
+        before = state.default_headers
+        more = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+        state.default_headers = [*before, *more]
+        try:
+            super().send_400_response(msg)
+        finally:
+            state.default_headers = before
+
 
 CONNECTIONS = 256  # at most; further requests get 503
+
 END_S = 3.0  # for the requests that are being answered
+
 IDLE_LOOK_S = 15  # between two looks for pages of jobs that nobody looks at
+
 WHAT = "the dashboard"
 
 Say = Callable[[str], None]
+
 """Shows a sentence to whoever has started this process."""
 
 OpenCluster = Callable[[], AbstractContextManager[ClusterStore]]
+
 """Opens the records of the cluster in a new session, as the one who looks may read them."""
 
 

@@ -21,7 +21,7 @@ order::
 from __future__ import annotations
 
 from edl.data.dataset import Dataset
-from edl.data.index import Skipped
+from edl.data.files import Skipped
 from edl.data.memory import arrays
 from edl.data.npy_file import npy
 from edl.data.npz_file import npz

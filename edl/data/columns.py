@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.data.dataset import Dataset, Fragment, as_rows
-from edl.data.files import Readable
-from edl.data.index import Integers
+from edl.data.files import Integers, Readable
 from edl.errors import DataError, UsageError
 
 Array = npt.NDArray[Any]

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
-from edl.data.index import Indexed, Skipped
+from edl.data.files import Indexed, Skipped
 from edl.errors import DataError
 
 Record = TypeVar("Record")

@@ -32,14 +32,16 @@ from edl.data.columns import (
 from edl.data.dataset import Dataset, Fragment
 from edl.data.files import (
     OPEN_FILES,
+    OnError,
     Paths,
     PerProcess,
     Readable,
+    Skipped,
     Stamp,
+    check_policy,
     refuse_compressed,
     resolve,
 )
-from edl.data.index import OnError, Skipped, check_policy
 from edl.errors import DataError
 
 MAGIC = b"\x93NUMPY"

@@ -29,14 +29,20 @@ from edl.data.columns import (
 from edl.data.dataset import Dataset, Fragment
 from edl.data.files import (
     OPEN_FILES,
+    Index,
+    Indexed,
+    Integers,
+    OnError,
     Paths,
     PerProcess,
     Readable,
+    Skipped,
     Stamp,
+    check_policy,
+    index_of,
     refuse_compressed,
     resolve,
 )
-from edl.data.index import Index, Indexed, Integers, OnError, Skipped, check_policy, index_of
 from edl.data.npy_file import BadHeader, NpyHeader, read_header
 from edl.errors import DataError, UsageError
 

@@ -18,14 +18,18 @@ import numpy as np
 from edl.data.dataset import Dataset, Fragment
 from edl.data.files import (
     OPEN_FILES,
+    Index,
+    OnError,
     Paths,
     PerProcess,
     Readable,
+    Skipped,
     Stamp,
+    check_policy,
+    index_of,
     refuse_compressed,
     resolve,
 )
-from edl.data.index import Index, OnError, Skipped, check_policy, index_of
 from edl.errors import DataError, UsageError
 
 if TYPE_CHECKING:

@@ -10,8 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edl.data.dataset import Dataset, Fragment, Record
-from edl.data.files import OPEN_FILES, Paths, PerProcess, Readable, resolve
-from edl.data.index import Index, OnError, check_policy, index_of
+from edl.data.files import (
+    OPEN_FILES,
+    Index,
+    OnError,
+    Paths,
+    PerProcess,
+    Readable,
+    check_policy,
+    index_of,
+    resolve,
+)
 
 STARTS, LENGTHS = "starts", "lengths"  # of the records' bytes in the file
 

@@ -10,8 +10,7 @@ from typing import Any, overload
 import numpy as np
 
 from edl.data.dataset import Dataset, Record
-from edl.data.files import Paths, Readable, refuse_compressed
-from edl.data.index import Index, Integers, OnError, Skipped
+from edl.data.files import Index, Integers, OnError, Paths, Readable, Skipped, refuse_compressed
 from edl.data.spans import LENGTHS, STARTS, SpanDataset
 from edl.errors import DataError, UsageError
 

@@ -20,8 +20,7 @@ import google_crc32c
 import numpy as np
 
 from edl.data.dataset import Dataset, Record
-from edl.data.files import Paths, Readable, refuse_compressed
-from edl.data.index import Index, OnError, Skipped
+from edl.data.files import Index, OnError, Paths, Readable, Skipped, refuse_compressed
 from edl.data.spans import LENGTHS, STARTS, SpanDataset
 from edl.errors import DataError
 

@@ -2,7 +2,7 @@
 
 :func:`fetch` and :func:`send_change` send one request, :func:`answering` asks many workers. All
 functions block the calling thread until the answers have come, or have failed: an exchange takes
-two time-outs at most (:mod:`edl.http.limited_connection`), and an answer has a largest size.
+two time-outs at most (:mod:`edl.http.server`), and an answer has a largest size.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from edl.core.job.fits import ScriptFits, fits_of
-from edl.core.job.liveness import Liveness, ProbeResult
-from edl.core.job.signature import Arithmetic, ScriptOfJob
-from edl.core.records import RingMember
 from edl.errors import CoordinationError, RendezvousFailed
-from edl.http.limited_connection import LimitedConnection
+from edl.http.server import LimitedConnection
 from edl.http.signing import SCHEME, authorization
+from edl.job.liveness import Liveness, ProbeResult
+from edl.job.script import Arithmetic, ScriptFits, ScriptOfJob, fits_of
+from edl.records import RingMember
 
 ASK_AT_ONCE = 32
 ANSWER_BYTES = 16 << 20  # the largest are a model's shapes, and 1 MiB of a log

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
-from edl.core.metric import Histogram, Metric, MetricType, Sample
-from edl.http.connection import HttpRequest, Response
+from edl.http.server import HttpRequest, Response
+from edl.metric import Histogram, Metric, MetricType, Sample
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

@@ -14,25 +14,331 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import http.client
+import io
 import ipaddress
 import json
 import logging
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from edl.errors import RingError
-from edl.http.connection import Connection, HttpRequest, Response
-from edl.http.signing import Authenticator
+import httptools
 
-__all__ = ["DaemonServer", "Handler", "HttpRequest"]
+from edl.errors import RingError
+from edl.http.signing import SCHEME, Authenticator
 
 logger = logging.getLogger(__name__)
 
+
+# ------------------------------------------------------------
+# Handle one HTTP/1.1 connection to a daemon's port: one request, one answer, then close.
+#
+# `Connection` does it, for `DaemonServer`. The target of a request may be a path or a whole URL;
+# the length of a body is its Content-Length. A request that is malformed, too large or too slow is
+# answered with a status 4xx, and the connection is closed. No request can raise an error in the
+# event loop.
+
+
+TARGET_BYTES = 8 << 10
+
+HEADER_BYTES = 32 << 10
+
+BODY_BYTES = 16 << 20
+
+REQUEST_S = 30.0  # for a request to arrive completely
+
+_PHRASES = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    409: "Conflict",
+    410: "Gone",
+    413: "Content Too Large",
+    414: "URI Too Long",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+
+
+@dataclass(frozen=True)
+class HttpRequest:
+    """A complete HTTP request."""
+
+    method: str
+    path: str  # as it was sent, without the query; nothing is percent-decoded
+    query: str  # after the first "?"; empty without one
+    body: bytes
+    authorization: str = ""  # the header; empty without one
+    accept: str = ""  # likewise
+
+    @property
+    def target(self) -> str:
+        """The path and, if the query is not empty, "?" and the query."""
+        return f"{self.path}?{self.query}" if self.query else self.path
+
+
+@dataclass(frozen=True)
+class Response:
+    """An HTTP answer to a request."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = "application/octet-stream"
+    nonce: str = ""  # with a 401: to sign the request with; empty: none
+
+
+class _TooLarge(Exception):
+    """The error that a callback of the parser raises to refuse a request that is too large."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status  # 413, 414 or 431
+
+
+class Connection(asyncio.Protocol):
+    """One open connection to a daemon's port; on_* are callbacks of the parser (httptools)."""
+
+    def __init__(
+        self,
+        respond: Callable[[HttpRequest], Awaitable[Response]],
+        open_: set[Connection],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._respond = respond
+        self._open = open_
+        self._loop = loop
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._target = b""
+        self._header_bytes = 0
+        self._room = TARGET_BYTES + HEADER_BYTES  # bytes that may still arrive
+        self._authorization = self._accept = b""
+        self._body = bytearray()
+        self._complete = False
+        self._task: asyncio.Task[None] | None = None
+        self._timer = loop.call_later(REQUEST_S, self._too_slow)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Add this connection to the set of open ones, and keep its `transport`."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._open.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Remove this connection from the open ones, and cancel the answer to its request."""
+        self._open.discard(self)
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def close(self) -> None:
+        """Close once the written bytes are sent; an answer not written yet is never sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once, and drop written bytes that were not sent yet."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the next received bytes; refuse a request that is malformed or too large."""
+        if self._complete:
+            return  # more than one request: the first is answered, then we close
+        try:
+            self._parser.feed_data(data)
+            # httptools keeps a header, or a trailer, until it is complete, so nothing above
+            # notices one that is endless.
+            self._room -= len(data)
+            if self._room < 0 and not self._complete:
+                self._refuse(431)
+        except httptools.HttpParserUpgrade:
+            self._refuse(400)
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause.status if isinstance(cause, _TooLarge) else 400)
+
+    def on_url(self, part: bytes) -> None:
+        """Add a part of the target to it; refuse a target of more than 8 KiB (`TARGET_BYTES`)."""
+        self._target += part
+        if len(self._target) > TARGET_BYTES:
+            raise _TooLarge(414)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep `Authorization` and `Accept`; refuse too long headers or a too large body."""
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > HEADER_BYTES:
+            raise _TooLarge(431)
+        if name.lower() == b"authorization":
+            self._authorization = value
+        if name.lower() == b"accept":
+            self._accept = value
+        if name.lower() == b"content-length" and value.isdigit() and int(value) > BODY_BYTES:
+            raise _TooLarge(413)
+
+    def on_headers_complete(self) -> None:
+        """Allow 16 MiB (`BODY_BYTES`) more bytes to arrive, because a body may follow."""
+        self._room += BODY_BYTES
+
+    def on_body(self, part: bytes) -> None:
+        """Add a part to the body; refuse a body of more than 16 MiB (`BODY_BYTES`)."""
+        self._body += part
+        if len(self._body) > BODY_BYTES:
+            raise _TooLarge(413)
+
+    def on_message_complete(self) -> None:
+        """Start a task of the event loop that answers the request, which has arrived completely."""
+        if self._complete:
+            return
+        if not self._parser.get_http_version().startswith("1."):
+            self._refuse(400)
+            return
+        self._complete = True
+        self._timer.cancel()
+        path, _, query = _origin_form(self._target.decode("latin-1")).partition("?")
+        method = self._parser.get_method().decode("latin-1")
+        given, accept = self._authorization.decode("latin-1"), self._accept.decode("latin-1")
+        request = HttpRequest(method, path, query, bytes(self._body), given, accept)
+        self._task = self._loop.create_task(self._answer(request))
+
+    async def _answer(self, request: HttpRequest) -> None:
+        self._send(await self._respond(request), head=request.method == "HEAD")
+
+    def _refuse(self, status: int) -> None:
+        """Answer with an error and close, unless the request is being answered already."""
+        if self._task is None:
+            self._complete = True
+            self._send(Response(status, content_type="text/plain"))
+
+    def _too_slow(self) -> None:
+        self._refuse(408)
+
+    def _send(self, answer: Response, head: bool = False) -> None:
+        """Send an answer and close the connection; do nothing if it is closed or closing."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        nonce = f"WWW-Authenticate: {SCHEME} {answer.nonce}\r\n" if answer.nonce else ""
+        lines = (
+            f"HTTP/1.1 {answer.status} {_PHRASES.get(answer.status, 'Unknown')}\r\n"
+            f"Content-Length: {len(answer.body)}\r\nContent-Type: {answer.content_type}\r\n"
+            f"{nonce}Connection: close\r\n\r\n"
+        )
+        self._transport.write(lines.encode("latin-1") + (b"" if head else answer.body))
+        self._transport.close()
+
+
+def _origin_form(target: str) -> str:
+    """Return the path and query of a request's target, without scheme and host."""
+    if target.startswith("/"):
+        return target
+    _, scheme, rest = target.partition("://")
+    return "/" + rest.partition("/")[2] if scheme else target
+
+
+# ------------------------------------------------------------
+# Limit how long the exchange of an HTTP request and its answer takes, and how large the answer is.
+#
+# `http.client` limits neither: its time-out begins again with each piece of data, an answer may be
+# endless, and it may name a length that takes all memory at once. What answers at the port of a
+# dead worker may be a process of another user.
+
+
+WHOLE = 2  # time-outs that an exchange may take: one to connect, one for the first piece of data
+
+
+class ResponseTooLarge(http.client.HTTPException):
+    """An answer has more bytes than the client takes."""
+
+
+class LimitedConnection(http.client.HTTPConnection):
+    """A connection for one request, with a deadline (not for names) and a largest answer."""
+
+    def __init__(self, address: str, port: int, timeout_s: float, most_bytes: int) -> None:
+        super().__init__(address, port, timeout=timeout_s)
+        self._limits = timeout_s, time.monotonic() + WHOLE * timeout_s, most_bytes
+
+    def connect(self) -> None:
+        """Connect to the first address of the server that takes the connection."""
+        failed = OSError(f"{self.host} has no address")
+        for family, kind, protocol, _, where in socket.getaddrinfo(
+            self.host, self.port, type=socket.SOCK_STREAM
+        ):
+            opened = None
+            try:
+                opened = LimitedSocket(family, kind, protocol)
+                opened.limit(*self._limits)
+                opened.connect(where)
+                # The head and the body of a request are sent one after the other.
+                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            except OSError as error:  # also of a family that this system does not have
+                if opened is not None:
+                    opened.close()
+                failed = error
+            else:
+                self.sock = opened
+                return
+        raise failed
+
+
+class LimitedSocket(socket.socket):
+    """A connected socket with a deadline, and a largest number of bytes to receive."""
+
+    _limits = (0.0, 0.0, 0)
+
+    def limit(self, timeout_s: float, deadline_s: float, most_bytes: int) -> None:
+        """Set the limits, and let the next call wait no longer than they allow."""
+        self._limits = timeout_s, deadline_s, most_bytes
+        self.settimeout(max(0.0, min(timeout_s, deadline_s - time.monotonic())))
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        """Send `data`; raise an OSError if that is not done in time."""
+        self.limit(*self._limits)
+        super().sendall(data, flags)
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """Receive bytes into `buffer`, up to `nbytes` (0: up to its size); return how many."""
+        self.limit(*self._limits)
+        try:
+            count = super().recv_into(buffer, nbytes, flags)
+        except BlockingIOError:
+            raise TimeoutError("the answer is not complete in time") from None
+        timeout_s, deadline_s, most_bytes = self._limits
+        if count > most_bytes:
+            raise ResponseTooLarge("the answer is too large")
+        self._limits = timeout_s, deadline_s, most_bytes - count
+        return count
+
+    def makefile(self, *_: Any, **__: Any) -> _LimitedReader:  # type: ignore[override]
+        """Return a buffered binary file that reads from this socket."""
+        return _LimitedReader(super().makefile("rb", buffering=0), self._limits[-1])
+
+
+class _LimitedReader(io.BufferedReader):
+    """A buffered file that takes no memory for more bytes than may come."""
+
+    def __init__(self, raw: io.RawIOBase, most_bytes: int) -> None:
+        super().__init__(raw)
+        self._most_bytes = most_bytes
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read `size` bytes, or fewer if the file ends before or has not so many."""
+        if size is None or size < 0:
+            return super().read()
+        # CPython takes the memory for all of them before it reads the first one.
+        return super().read(min(size, self._most_bytes))
+
+
 BACKLOG = 1024  # Horovod's own server has 5, and its clients retry after 1 s and 3 s
+
 CLOSE_S = 5.0  # for the thread to begin, and to end
+
 BEGUN_S = 0.1  # for one that may not have been started
 
 
@@ -45,6 +351,7 @@ class Route:
 
 
 Handler = Callable[[HttpRequest], tuple[int, bytes] | Awaitable[Response]]
+
 """Answers a request with status and body, or with an awaitable of an answer with a content type of
 its own. Runs on the loop, so it must not block."""
 
@@ -240,3 +547,6 @@ class DaemonServer:
     def _answer_health(self, request: HttpRequest) -> tuple[int, bytes]:
         assert self._health is not None
         return 200, json.dumps(self._health()).encode() + b"\n"
+
+
+__all__ = ["DaemonServer", "Handler", "HttpRequest"]

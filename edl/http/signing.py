@@ -26,14 +26,20 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+import msgspec
+
+from edl.errors import UsageError
 from edl.keys import derived
 
 logger = logging.getLogger(__name__)
 
+
 SCHEME = "EDL"
 
 _NONCE = re.compile(r"([0-9a-f]{1,16}-[0-9a-f]{32})-([0-9a-f]{64})")
+
 _AUTHORIZATION = re.compile(rf"{SCHEME} ([0-9a-f-]+):([0-9a-f]{{64}})")
 
 
@@ -118,3 +124,63 @@ def _mac(key: str, nonce: str, worker: int, method: str, target: str, body: byte
     for part in (method.encode(), target.encode(), str(worker).encode(), nonce.encode(), body):
         digest.update(len(part).to_bytes(8, "big") + part)  # so that no two requests look the same
     return digest.hexdigest()
+
+
+# ------------------------------------------------------------
+# Make what a caller of the HTTP API of a cluster proves itself with: a key to sign, or a token.
+
+
+AUDIENCE = 0  # what stands in a signature for the worker that a request is for
+
+BEARER = "Bearer"
+
+_TOKEN = re.compile(r"edl-([0-9a-f]{1,12})-([0-9a-f]{64})")
+
+
+def api_key(secret: str, cluster: str) -> str:
+    """Return the key that signs requests to the API of a cluster, as 64 hexadecimal digits."""
+    return derived(secret, "api", cluster)
+
+
+def new_token(secret: str, cluster: str, expires_s: float) -> str:
+    """Return a bearer token for the API of a cluster."""
+    expires = f"{int(expires_s):x}"
+    return f"edl-{expires}-{_proof(secret, cluster, expires)}"
+
+
+def token_end_s(secret: str, cluster: str, token: str) -> float | None:
+    """Return when a bearer token ends, in seconds since 1970; None: it is not the cluster's."""
+    match = _TOKEN.fullmatch(token)
+    expected = _proof(secret, cluster, match[1] if match else "")
+    if match is None or not hmac.compare_digest(match[2], expected):
+        return None
+    return float(int(match[1], 16))
+
+
+def _proof(secret: str, cluster: str, expires: str) -> str:
+    key = derived(secret, "bearer", cluster)
+    return hmac.new(key.encode(), expires.encode(), hashlib.sha256).hexdigest()
+
+
+# ------------------------------------------------------------
+# Read the JSON in the body of a request, which may have any bytes: `decoded_json`.
+
+
+T = TypeVar("T")
+
+
+def decoded_json(body: bytes, kind: type[T]) -> T:
+    """Return the JSON value in `body`, which must be of type `kind`."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UsageError(_wrong_byte(body) or str(error)) from None
+
+
+def _wrong_byte(body: bytes) -> str:
+    """Return a sentence with the first byte of `body` that is not UTF-8; empty if all are."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f"the byte 0x{body[error.start]:02x} is not UTF-8; send JSON in UTF-8"
+    return ""

@@ -21,7 +21,8 @@ from typing import Any
 import edl
 from edl import config, horovod_build
 from edl.errors import ConfigError
-from edl.install import horovod_patches, horovod_wheel, toolchain
+from edl.install import horovod_wheel, toolchain
+from edl.install import horovod_wheel as horovod_patches
 from edl.install.installation import import_failure
 
 DISTRIBUTION = "edl-horovod"
@@ -191,7 +192,7 @@ def _zookeeper() -> Iterator[Check]:
             yield Check(name, worst, "not found", remedy)
 
 
-# These two look where edl.coordination.server_command looks.
+# These two look where edl.zookeeper.local_server looks.
 def _java(environ: Mapping[str, str]) -> str | None:
     home = environ.get("JAVA_HOME")
     return shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))

@@ -17,7 +17,7 @@ from rich.console import Console
 from edl import config
 from edl.errors import BuildError
 from edl.horovod_build import installed_marker
-from edl.install import horovod_wheel, progress
+from edl.install import horovod_wheel, toolchain
 from edl.install.horovod_wheel import REQUIREMENTS, VERSION, Recipe, cache_folder, locked
 
 IMPORT_TIMEOUT_S = 120.0  # a first import of TensorFlow on a slow disk
@@ -92,7 +92,7 @@ def _install(wheel: Path, console: Console) -> None:
     env = config.environment()
     pip = [sys.executable, "-m", "pip", "install", "--retries", "10"]
     try:
-        progress.run_logged(
+        toolchain.run_logged(
             [*pip, *REQUIREMENTS],
             what="installing what Horovod requires",
             log=log,
@@ -100,15 +100,15 @@ def _install(wheel: Path, console: Console) -> None:
             console=console,
         )
         # --force-reinstall: pip takes a wheel of the version that it has already for the same
-        progress.run_logged(
+        toolchain.run_logged(
             [*pip, "--force-reinstall", "--no-deps", str(wheel)],
             what="installing Horovod",
             log=log,
             env=env,
             console=console,
         )
-    except progress.CommandFailed as error:
+    except toolchain.CommandFailed as error:
         raise BuildError(
             f"pip could not install {wheel.name} into {sys.executable}: "
-            f"{progress.error_line(error.tail)} (all of it in {log})"
+            f"{toolchain.error_line(error.tail)} (all of it in {log})"
         ) from error

@@ -31,9 +31,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.clock import SYSTEM, Clock
-from edl.core.job.topology import WorkerTopology
-from edl.core.records import Generation
 from edl.errors import RendezvousFailed, UsageError
+from edl.job.placement import WorkerTopology
+from edl.records import Generation
 from edl.ring.ring import CollectiveFailed, Ring
 
 Array = npt.NDArray[Any]

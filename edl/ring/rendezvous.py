@@ -7,8 +7,7 @@ Horovod's C++ client asks over plain HTTP, one connection a request: PUT, GET an
 ``/<horovod scope>/<key>``. A GET of a key that is not there yet is *held*: it is answered when the
 key is stored, or after 20 s with 404. So no process polls (8 ranks: 5.6 s -> 0.65 s,
 docs/adr/0004). Our patched client asks once for the values of all members of a ring, and is held
-until all members have stored theirs (:mod:`edl.ring.mesh`): five requests a member, whatever the
-number of members.
+until all members have stored theirs: five requests a member, whatever the number of members.
 
 Horovod's client cannot authenticate itself. So each generation has its own unguessable *scope* in
 front of that path. Only processes that may read the generation learn it, and a daemon serves no
@@ -32,31 +31,115 @@ import hmac
 import logging
 import re
 import secrets
+import struct
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from edl.errors import RingError
-from edl.http.connection import Response
-from edl.http.server import DaemonServer, HttpRequest
+from edl.http.server import DaemonServer, HttpRequest, Response
 from edl.http.signing import Authenticator
-from edl.ring import mesh
 
 logger = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------
+# Combine what all members of a mesh have stored into one answer for each member.
+#
+# A mesh is a set of Gloo processes that are all connected to each other. An unpatched Horovod
+# client asks the rendezvous store for each key in a request of its own, and receives the addresses
+# that each member has published for all others. With edl's patch bulk-rendezvous it makes two
+# requests for:
+#
+# - `<horovod scope>/edl-hosts/<size>`: the values of the keys `rank_0` to `rank_<last rank>`;
+# - `<horovod scope>/edl-addresses/<size>/<rank>`: from the value of each key `0` to `<last rank>`
+#   the address that is meant for `rank`. Gloo's value of rank i holds one address for each other
+#   rank, in the order of ranks and all equally long; it has none for i itself, so the entry of
+#   `rank` itself is empty.
+#
+# An answer is the length of each of its `size` entries (32 bits, the high byte first), then the
+# entries: for addresses 4 + 136 bytes a member. This module only computes; `rendezvous` calls
+# `question` for each key that is asked for, waits for the values, and calls `answer`.
+
+
+MOST_MEMBERS = 1024
+
+ADDRESS_BYTES = 136  # of Gloo's Address: a sockaddr_storage and a sequence number
+
+MESH_BYTES = MOST_MEMBERS * (MOST_MEMBERS - 1) * ADDRESS_BYTES  # of all values of a mesh, 142 MB
+
+_QUESTION = re.compile(r"(.+)/(?:edl-hosts/([0-9]{1,9})|edl-addresses/([0-9]{1,9})/([0-9]{1,9}))")
+
+
+@dataclass(frozen=True)
+class MeshRequest:
+    """A request of one member to the rendezvous store for the values of all members of a mesh."""
+
+    scope: str  # Horovod's scope, within the generation's
+    size: int  # of the mesh, from 2 to 1,024 members
+    rank: int  # the one that asks; -1: a request for host names
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys in the store whose values the answer needs, one for each rank, in rank order."""
+        return _keys(f"{self.scope}/{'rank_' if self.rank < 0 else ''}", self.size)
+
+    def answer(self, values: Sequence[bytes]) -> bytes:
+        """Return a 32-bit length, high byte first, for each rank, then the entries (own: empty)."""
+        if self.rank < 0:
+            return struct.pack(f"!{self.size}I", *map(len, values)) + b"".join(values)
+        stored = sorted(set(map(len, values)))
+        width, rest = divmod(stored[0], self.size - 1)
+        if len(stored) > 1 or rest or not width:
+            raise RingError(
+                f"the {self.size} members of {self.scope} stored {' or '.join(map(str, stored))} "
+                f"bytes of addresses each, which is not {self.size - 1} equal parts for all"
+            )
+        # No value has a part for its owner, so this rank's is one place earlier in those below it.
+        end, own = self.rank * width, self.rank
+        below = [value[end - width : end] for value in values[:own]]
+        above = [value[end : end + width] for value in values[own + 1 :]]
+        lengths = [width] * len(below) + [0] + [width] * len(above)
+        return struct.pack(f"!{self.size}I", *lengths) + b"".join(below + above)
+
+
+def question(key: str) -> MeshRequest | None:
+    """Parse `key` as a request for a whole mesh; None: it is an ordinary key."""
+    match = _QUESTION.fullmatch(key)
+    if match is None:
+        return None
+    scope, hosts, addresses, rank = match.groups()
+    asked = MeshRequest(scope, int(hosts or addresses), int(rank or -1))
+    if not 2 <= asked.size <= MOST_MEMBERS or asked.rank >= asked.size:
+        raise RingError(
+            f"{key}: a ring has 2 to {MOST_MEMBERS} members here, and their ranks begin with 0; "
+            "if the job is larger, lower --max-np"
+        )
+    return asked
+
+
+@lru_cache(maxsize=8)
+def _keys(start: str, size: int) -> tuple[str, ...]:
+    return tuple(f"{start}{rank}" for rank in range(size))
+
 
 OK, NOT_FOUND, NO_MESH, GONE, TOO_LARGE, UNAVAILABLE = 200, 404, 409, 410, 413, 503
 
 HOLD_S = 20.0  # then 404, which makes the client ask again; below Gloo's own time-out of 30 s
 # A member's values of one mesh are deleted when all have connected; those of the next may come
 # before. All but the global mesh are smaller, and the names of hosts are small beside them.
-SCOPE_BYTES = 2 * mesh.MESH_BYTES
+SCOPE_BYTES = 2 * MESH_BYTES
+
 BULK = "HOROVOD_EDL_BULK_RENDEZVOUS"  # names the store that answers in bulk, to our patched client
+
 EARLY = 1024  # requests held for a generation that this daemon does not know yet
 
 Answered = TypeVar("Answered")
 
 _PATH = re.compile(r"/([^/:]+):\d+/(.+)")
+
 _SCOPE = re.compile(r"g([0-9]{1,15})-[0-9a-f]+")
 
 
@@ -143,7 +226,7 @@ class RendezvousStore:
                 room = await self._enter(scope)
                 if isinstance(room, int):
                     return room, b""
-                if (asked := mesh.question(key)) is not None:
+                if (asked := question(key)) is not None:
                     return await self._ask_mesh(room, asked)
                 value = room.values[key] if key in room.values else await _arrival(room, key)
         except TimeoutError:
@@ -215,7 +298,7 @@ class RendezvousStore:
     def _look_again(self) -> None:
         _answer_all(self._early, None)
 
-    async def _ask_mesh(self, room: _Scope, asked: mesh.MeshRequest) -> tuple[int, bytes]:
+    async def _ask_mesh(self, room: _Scope, asked: MeshRequest) -> tuple[int, bytes]:
         """Wait until all members have stored the values for a mesh request; return the answer."""
         await _gather(room, asked.keys)
         async with self._turn:

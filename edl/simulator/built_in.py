@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.simulator import trace
-from edl.simulator.arrivals import SHAPES
+from edl.simulator.costs import ResizeCost, constant
 from edl.simulator.published.workloads import (
     jsa_workload,
     mixed_workload,
     pollux_workload,
     virtualflow_workload,
 )
-from edl.simulator.resize import ResizeCost, constant
+from edl.simulator.workload import SHAPES
 
 POLLUX, JSA, MIX, VIRTUALFLOW = "pollux", "jsa", "mix", "virtualflow"
 

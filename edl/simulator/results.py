@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from edl.cluster.state import Placement, slot_count
-from edl.simulator.resize import SlotChange
+from edl.cluster.placing import compact
+from edl.cluster.state import Node, Placement, slot_count, total
+from edl.simulator.costs import SlotChange
+from edl.simulator.workload import SubmittedJob
 
 
 @dataclass(frozen=True)
@@ -176,3 +179,121 @@ _OF_ENDED: dict[str, Callable[[Result], float]] = {  # not defined if all jobs w
     "worst_finish_time_fairness": lambda result: result.worst_finish_time_fairness,
     "makespan_s": lambda result: result.makespan_s,
 }
+
+
+# ------------------------------------------------------------
+# Compute how a run used the slots over time: `spans` for a job, `levels` for all.
+
+
+class SlotSpan(NamedTuple):
+    """A period between two changes of a job's slots; with 0 slots the job waited."""
+
+    from_s: float  # the begin of the period, in seconds on the clock of the job's result
+    to_s: float  # the end of the period, later than its begin
+    slots: int  # the number of slots that the job had
+
+
+class Usage(NamedTuple):
+    """The use of the cluster from one change to the next."""
+
+    # the begin of the period between two changes, in seconds on the clock of the results
+    at_s: float
+    used: int  # the number of slots in use, by all jobs together
+    # the number of jobs that have arrived, have neither ended nor been rejected, and have no slots
+    waiting: int
+
+    def figures(self) -> dict[str, Any]:
+        """Return the three fields by name, as a dictionary that can be written as JSON."""
+        return self._asdict()
+
+
+def spans(job: JobResult) -> list[SlotSpan]:
+    """Return the periods between the changes of the slots of `job`, in order of time."""
+    changes = [(job.arrival_s, 0)] + [(one.at_s, slot_count(one.placement)) for one in job.history]
+    ends_s = [at_s for at_s, _ in changes[1:]] + [job.end_s]
+    return [
+        SlotSpan(from_s, to_s, slots)
+        for (from_s, slots), to_s in zip(changes, ends_s, strict=True)
+        if to_s > from_s
+    ]
+
+
+def levels(result: Result) -> list[Usage]:
+    """Return the number of used slots and of waiting jobs at each time at which one changes."""
+    used: Counter[float] = Counter()
+    waiting: Counter[float] = Counter()
+    for job in result.jobs:
+        for span in spans(job):
+            of, by = (used, span.slots) if span.slots else (waiting, 1)
+            of[span.from_s] += by
+            of[span.to_s] -= by
+    found = [Usage(0.0, 0, 0)]
+    for at_s in sorted(used.keys() | waiting.keys()):
+        last = found[-1]
+        level = Usage(at_s, last.used + used[at_s], last.waiting + waiting[at_s])
+        if level[1:] == last[1:]:
+            continue
+        if at_s == last.at_s:
+            found.pop()
+        found.append(level)
+    return found
+
+
+# ------------------------------------------------------------
+# Compute finish-time fairness, rho: a job's completion time divided by its time on its own share.
+#
+#     rho = completion time / time in isolation on 1/N of the cluster's slots
+#
+# `with_isolated` adds the time in isolation to results; `JobResult.finish_time_fairness` is rho. A
+# rho up to 1 means that the job lost nothing by sharing the cluster; a larger one is worse. The
+# largest rho of all jobs is the one of the job that was treated worst. N is the mean number of jobs
+# in the cluster while the job is there, itself included. A job is there when it has arrived and has
+# neither ended nor been rejected (Themis, Mahajan et al., NSDI 2020, section 3; N as in the
+# evaluation of Sia, SOSP 2023).
+#
+# In isolation, the job trains with the batch that its user asked for, on whole slots of as few
+# nodes as possible, with at most as many slots as it may have. It begins at once, at no cost. If
+# its share is less than its minimum, it has its minimum for only a fraction of the time, such that
+# its mean number of slots is its share.
+
+
+def with_isolated(
+    submissions: Sequence[SubmittedJob], results: Sequence[JobResult], nodes: Sequence[Node]
+) -> tuple[JobResult, ...]:
+    """Return `results` in the same order, with `isolated_s` set unless the job was rejected."""
+    beside = mean_beside(results)
+    slots, largest = total(nodes), max(node.slots for node in nodes)
+    return tuple(
+        one
+        if one.dropped
+        else replace(one, isolated_s=isolated_s(submitted, slots / count, largest))
+        for submitted, one, count in zip(submissions, results, beside, strict=True)
+    )
+
+
+def mean_beside(results: Sequence[JobResult]) -> list[float]:
+    """Return for each job the mean number of jobs in the cluster from its arrival to its end."""
+    came, went = [np.sort([getattr(one, at) for one in results]) for at in ("arrival_s", "end_s")]
+    times = np.unique(np.concatenate((came, went)))
+    there = np.searchsorted(came, times, "right") - np.searchsorted(went, times, "right")
+    job_s = np.concatenate(([0.0], np.cumsum(there[:-1] * np.diff(times))))
+    means = []
+    for one in results:
+        begun, ended = np.searchsorted(times, (one.arrival_s, one.end_s))
+        seconds = max(one.end_s - one.arrival_s, 1e-9)
+        means.append(max(1.0, float(job_s[ended] - job_s[begun]) / seconds))
+    return means
+
+
+def isolated_s(job: SubmittedJob, share: float, slots_a_node: int) -> float:
+    """Return the seconds that `job` would take alone on its share of the cluster."""
+    most = job.max_slots
+    if job.local_batches is not None:
+        most = min(most, job.batch // job.local_batches[0])
+    count = max(job.min_slots, min(int(share), most))
+    placement, seconds, progress = compact(count, slots_a_node), 0.0, 0.0
+    for epoch in range(job.work.epochs):
+        goal = job.work.end_of(epoch)
+        seconds += (goal - progress) / job.work.rate(placement, job.batch, epoch)
+        progress = goal
+    return seconds * max(1.0, count / share)

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from edl.cluster.policies.registry import OwnPolicy, with_run
 from edl.cluster.state import ClusterPolicy, Node
+from edl.simulator.costs import ErrorModelPolicy, ModelErrors
 from edl.simulator.engine import OnTime, Rules, simulate
 from edl.simulator.published.workloads.pollux_workload import pollux_jobs
 from edl.simulator.registry import registered_policy
 from edl.simulator.results import Result
-from edl.simulator.work import SubmittedJob
-from edl.simulator.wrong_models import ErrorModelPolicy, ModelErrors
+from edl.simulator.workload import SubmittedJob
 
 
 @dataclass(frozen=True)

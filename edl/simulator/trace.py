@@ -31,8 +31,7 @@ from edl.errors import UsageError
 from edl.simulator.published.workloads.application import interpolator
 from edl.simulator.published.workloads.pollux_measurements import measured_applications
 from edl.simulator.published.workloads.pollux_workload import MOST_SLOTS, application_job
-from edl.simulator.timed_work import TimedWork
-from edl.simulator.work import SubmittedJob
+from edl.simulator.workload import SubmittedJob, TimedWork
 
 REQUIRED = ("name", "time_s", "slots")
 OPTIONAL = ("min_slots", "max_slots", "duration_s", "parallel_fraction", "application", "weight")

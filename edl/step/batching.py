@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edl.core.record import Record
 from edl.errors import NewcomerDiffers, UsageError
+from edl.record import Record
 
 
 @dataclass(frozen=True)

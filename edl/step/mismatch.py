@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edl.core.plural import names, verb
 from edl.step.record import StepRecords, Stop
 from edl.step.state_check import what_follows
+from edl.text import names, verb
 
 CALL_BITS = 2**33 - 1  # of the field `exchange`: what is called; above are sizes that must be equal
 

@@ -38,7 +38,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from edl.core.record import Record
+from edl.record import Record
 
 WINDOWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # measurements; older ones have 1/e of the weight
 FILLED = 1.6  # windows of measurements before an average counts: they have 80 % of its weight

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edl.core.plural import counted
-from edl.core.record import Record
 from edl.errors import CheckpointError, UsageError
+from edl.record import Record
 from edl.step.ledger import Span
 from edl.step.source import EpochOrder, Indices, derived_seed
+from edl.text import counted
 
 # ------------------------------------------------------------
 # Divide the batches of an evaluation among workers, some of which may die before they answer.

@@ -25,9 +25,9 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.plural import names
-from edl.core.switch_parts import SwitchParts
 from edl.errors import RingError, UnevenEnd
+from edl.records import SwitchParts
+from edl.text import names
 
 # ------------------------------------------------------------
 # Write clauses of messages that say how much of an epoch was trained when the workers left it.

@@ -20,9 +20,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from edl.core.plural import counted, names, verb
 from edl.step.ledger import Ledger, Span, common
 from edl.step.record import StepRecords
+from edl.text import counted, names, verb
 
 # ------------------------------------------------------------
 # Audit logical workers: train each of them on two workers, and compare the bits of the results.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.slow_worker import holds_up
+from edl.status import holds_up
 from edl.step.record import StepRecords, SwitchTimes
 
 OF_STEPS = 50  # newest steps that are looked at

@@ -48,9 +48,9 @@ from edl.tensorflow.fit import KerasCallback
 from edl.tensorflow.gathering import gather, sum
 from edl.tensorflow.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.tensorflow.horovod_names import DistributedGradientTape
-from edl.tensorflow.lr_schedule import LRSchedule
 from edl.tensorflow.lr_tuner import LRTuner
 from edl.tensorflow.optimizer import Optimizer
+from edl.tensorflow.schedules import LRSchedule
 from edl.tensorflow.session import (
     Session,
     SessionHook,

@@ -13,9 +13,9 @@ from edl.errors import EdlError
 from edl.tensorflow import tape, training
 from edl.tensorflow.batch_norm import synchronise_batch_norm
 from edl.tensorflow.collectives import TensorFlowCollectives
-from edl.tensorflow.logical_random import watch_draws
-from edl.tensorflow.loss import watch_losses
+from edl.tensorflow.logical import watch_draws
 from edl.tensorflow.replica import TensorFlowReplica
+from edl.tensorflow.training import watch_losses
 from edl.tensorflow.variables import CREATED
 
 # AutoGraph lets such an error pass as it is, and writes nothing around its sentence.

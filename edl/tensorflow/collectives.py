@@ -15,7 +15,10 @@ logical workers by :func:`allreduce_of`.
 from __future__ import annotations
 
 import atexit
+import functools
+import logging
 import re
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -27,17 +30,24 @@ import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import mpi_ops
+from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.eager import context
 
 from edl.binding.api import call_init
 from edl.binding.reduction import broadcast_message, classify_error
-from edl.core.job.stall import FOR_GRADIENTS
+from edl.errors import UsageError
+from edl.job.stall import FOR_GRADIENTS
 from edl.ring.ring import CollectiveFailed
 from edl.step.record import Table
 from edl.worker.activity import waits
 
+logger = logging.getLogger(__name__)
+
+
 WAITING = FOR_GRADIENTS
+
 _OPERATIONS = {"sum": hvd.Sum, "max": hvd.Max}
+
 _ADDED = re.compile(  # what TensorFlow adds to a message, before and after it
     r"^\{\{\w+ [^}]*\}\} | \[Op:\w*\] ?(name: .*)?$"
 )
@@ -134,3 +144,72 @@ def allreduce_of(array: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]
 
     found: np.ndarray[Any, Any] = guarded(reduced)
     return found
+
+
+# ------------------------------------------------------------
+# Refuse `tf.distribute` strategies, which would distribute a worker's training a second time.
+#
+# A strategy splits each batch over its replicas, and reads its data sets ahead of the step into
+# buffers on devices. Both break the order in which batches leave an `edl.Dataset`, and a step would
+# wait for a batch that was never handed out. The default strategy, that of a script which names
+# none, does neither and is allowed.
+
+
+def refuse_strategy(strategy: Any = None) -> None:
+    """Refuse any strategy but TensorFlow's default one; None: that of the present scope."""
+    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    if not _is_default(strategy):
+        raise UsageError(
+            f"tf.distribute.{type(strategy).__name__} distributes the training over its own "
+            "replicas, and edl distributes it over the workers of the job; leave out "
+            "`with strategy.scope():`, strategy.run and experimental_distribute_dataset: each "
+            "worker trains on one device, which edl.local_rank() numbers"
+        )
+
+
+@functools.cache
+def watch_strategies(kind: type) -> None:
+    # Keras' `fit` distributes its data set in the scope of a strategy.
+    plain = distribute_lib.StrategyBase.experimental_distribute_dataset
+
+    @functools.wraps(plain)
+    def method(self: Any, dataset: Any, options: Any = None) -> Any:
+        if isinstance(dataset, kind):
+            refuse_strategy(self)
+        return plain(self, dataset, options)
+
+    distribute_lib.StrategyBase.experimental_distribute_dataset = method
+
+
+def _is_default(strategy: Any) -> bool:
+    kinds = (
+        distribute_lib._DefaultDistributionStrategy,
+        distribute_lib._DefaultDistributionStrategyV1,
+    )
+    return isinstance(strategy, kinds)
+
+
+# ------------------------------------------------------------
+# Keep XLA away from steps with collectives, which XLA cannot compile.
+
+
+def turn_off_xla(model: Any) -> None:
+    """Set `jit_compile` of a Keras `model` to False, before its first step is traced."""
+    if model.jit_compile:
+        logger.warning("jit_compile is turned off: XLA cannot compile steps with collectives")
+        model.jit_compile = False
+
+
+APPLIES = (
+    "a tf.function with jit_compile=True applies gradients, and XLA cannot compile collectives: "
+    "leave jit_compile out there, or give it to a function that only computes the loss"
+)
+
+
+def refuse_xla(why: str = APPLIES) -> None:
+    """Raise UsageError if the stack shows that a `tf.function(jit_compile=True)` is traced."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if getattr(frame.f_locals.get("self"), "_jit_compile", False) is True:
+            raise UsageError(why)
+        frame = frame.f_back

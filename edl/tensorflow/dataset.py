@@ -28,13 +28,13 @@ from edl.errors import UsageError
 from edl.step.engine import Batch
 from edl.step.source import SampleOrder
 from edl.tensorflow import training
+from edl.tensorflow.collectives import watch_strategies
 from edl.tensorflow.feed import AHEAD, PipelineBatchSource
-from edl.tensorflow.fits import LOOP_AFTER_FIT
-from edl.tensorflow.logical_random import refuse_unlike
+from edl.tensorflow.logical import refuse_unlike
 from edl.tensorflow.random_numbers import own_operation_seeds
 from edl.tensorflow.source import PROBES, Collate, Load, cast_like, check_fits, signature_of
-from edl.tensorflow.strategies import watch_strategies
 from edl.tensorflow.tape import as_it_is
+from edl.tensorflow.training import LOOP_AFTER_FIT
 
 # What may follow: one element in, one out, in the same order.
 _KEEPS_ORDER = ("map", "prefetch", "with_options")

@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.binding.replica import ByteRange, of_value
-from edl.tensorflow.transfer import array_of
-from edl.tensorflow.variables import VariableAccess
+from edl.tensorflow.variables import VariableAccess, array_of
 
 
 def size_of(value: Any) -> int | None:

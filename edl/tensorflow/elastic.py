@@ -22,19 +22,20 @@ from edl.binding.elastic import HorovodInternalError, Plain, State
 from edl.binding.replica import ByteRange, Trackable, few, map_leaves
 from edl.errors import UsageError
 from edl.ring.ring import Ring
+from edl.tensorflow.collectives import turn_off_xla
 from edl.tensorflow.digest import digests, size_of
-from edl.tensorflow.lr_schedule import present_rates
-from edl.tensorflow.transfer import array_of, exchange
+from edl.tensorflow.schedules import present_rates
 from edl.tensorflow.variables import (
     SESSION_GROUPS,
     EagerAccess,
     SessionAccess,
     VariableAccess,
+    array_of,
     differences,
+    exchange,
     plain,
     variables_by_name,
 )
-from edl.tensorflow.xla import turn_off_xla
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 

@@ -28,7 +28,7 @@ A callback is called before and after each batch, so it can do what the loop of
   =====================  =================================  =====================================
 
 A script may call ``fit`` again, with a model of which more is unfrozen, or with another optimizer:
-see :mod:`edl.tensorflow.fits`. The job has finished when the script has ended.
+see :mod:`edl.tensorflow.training`. The job has finished when the script has ended.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ import keras
 import numpy as np
 
 from edl.binding.loop import asked_length, average_buffers, batch_in_epoch, end_batch
-from edl.core.events import TrainingStoppedDetails
-from edl.core.job.fits import DoneFit, FitIsDone
-from edl.core.plural import counted
 from edl.errors import UsageError
+from edl.events import TrainingStoppedDetails
+from edl.job.script import DoneFit, FitIsDone
 from edl.step.order import TrainingLength
 from edl.tensorflow import training
 from edl.tensorflow.fit_arguments import (
@@ -52,14 +51,20 @@ from edl.tensorflow.fit_arguments import (
     check_list,
     refuse_steered,
 )
-from edl.tensorflow.fits import PassedOver, history_among
-from edl.tensorflow.keras_callbacks.agreement import end_row, job_metrics, met, metrics_row
 from edl.tensorflow.keras_callbacks.memory import NAME, CallbackStates
 from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
-from edl.tensorflow.keras_callbacks.order import watch_lists, with_progress
+from edl.tensorflow.keras_callbacks.order import (
+    end_row,
+    job_metrics,
+    met,
+    metrics_row,
+    watch_lists,
+    with_progress,
+)
 from edl.tensorflow.keras_callbacks.writers import GatedProgress, Writer, standing_in
 from edl.tensorflow.lr_tuner import check_callbacks
-from edl.tensorflow.model_build import build_model
+from edl.tensorflow.training import PassedOver, build_model, history_among
+from edl.text import counted
 from edl.worker.progress import Receive
 
 logger = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from edl.errors import UsageError
 from edl.tensorflow import training
+from edl.tensorflow.collectives import turn_off_xla
 from edl.tensorflow.dataset import ElasticDataset
-from edl.tensorflow.model_build import refuse_stateful
 from edl.tensorflow.optimizer import is_elastic
-from edl.tensorflow.xla import turn_off_xla
+from edl.tensorflow.training import refuse_stateful
 
 _READ = ("x", "validation_data", "steps_per_epoch", "initial_epoch")
 

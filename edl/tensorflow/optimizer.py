@@ -18,9 +18,9 @@ import tensorflow as tf
 
 from edl.errors import UsageError
 from edl.tensorflow import training
-from edl.tensorflow.lr_schedule import check_scaling, correct_momentum, follow_policy
+from edl.tensorflow.collectives import refuse_strategy
 from edl.tensorflow.reduction import APPLIED, GradientReduction
-from edl.tensorflow.strategies import refuse_strategy
+from edl.tensorflow.schedules import check_scaling, correct_momentum, follow_policy
 from edl.tensorflow.tape import as_it_is, for_update, reduce_early
 from edl.tensorflow.variables import check_known
 

@@ -25,7 +25,7 @@ from horovod.common.exceptions import HorovodInternalError
 from edl.binding import process
 from edl.errors import RingBroken, UsageError
 from edl.tensorflow import training
-from edl.tensorflow.xla import refuse_xla
+from edl.tensorflow.collectives import refuse_xla
 
 Vector = npt.NDArray[np.float64]
 Exchange = Callable[[bytes], list[bytes]]

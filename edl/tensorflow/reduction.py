@@ -31,12 +31,11 @@ from edl.ring.ring import CollectiveFailed
 from edl.step.engine import StepState
 from edl.step.weighting import Averaging, Weights
 from edl.tensorflow import gradient_ops
-from edl.tensorflow.collectives import WAITING, allreduce_average
+from edl.tensorflow.collectives import WAITING, allreduce_average, refuse_xla
 from edl.tensorflow.feed import PipelineBatchSource
 from edl.tensorflow.logical import LogicalReduction
 from edl.tensorflow.noise import KerasNoise
 from edl.tensorflow.variables import plain
-from edl.tensorflow.xla import refuse_xla
 from edl.worker import activity
 from edl.worker.worker import Worker
 

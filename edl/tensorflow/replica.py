@@ -20,7 +20,6 @@ from edl.checkpoint.safetensors import Blob
 from edl.errors import CheckpointError, UsageError
 from edl.tensorflow.digest import digests, size_of
 from edl.tensorflow.random_numbers import is_seed
-from edl.tensorflow.transfer import TensorFlowArrays, bytes_of, dtype_of, tensor_array_of
 from edl.tensorflow.variables import (
     BESIDE,
     CREATED,
@@ -29,9 +28,13 @@ from edl.tensorflow.variables import (
     EagerAccess,
     SessionAccess,
     SnapshotAccess,
+    TensorFlowArrays,
     VariableAccess,
+    bytes_of,
     differences,
+    dtype_of,
     plain,
+    tensor_array_of,
     variables_by_name,
     variables_of,
 )

@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from edl.binding.loop import refuse_logical
 from edl.binding.process import unhiding
-from edl.core.events import TrainingStoppedDetails
 from edl.errors import UsageError
+from edl.events import TrainingStoppedDetails
 from edl.step.order import TrainingLength
 from edl.tensorflow import training
 from edl.tensorflow.reduction import REDUCED

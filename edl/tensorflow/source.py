@@ -2,22 +2,252 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from edl.data.stream import ShardReader
 from edl.errors import DataError
 from edl.step.engine import Batch
-from edl.tensorflow.columns import Columns, column_of, structure_of
+
+# ------------------------------------------------------------
+# Read columns of a data set (arrays, lists, tensors, files), with one value for each sample.
+#
+# What a script gives to `edl.Dataset` becomes columns: of an array in memory, of a list, or of an
+# object whose rows are read when they are needed.
+
+
+Array = npt.NDArray[Any]
+
+_TEXT = (str, bytes)
+
+_NUMBER = (bool, int, float, complex, np.generic)
+
+_NUMERIC_KINDS = "biufc"  # of numpy's types: booleans, integers, floats, complex numbers
+
+_ALIGNMENT = 64  # bytes; tf.numpy_function copies an array whose memory is aligned to fewer
+
+
+class Columns(Protocol):
+    """The interface of a column of a data set: one value for each sample, read by position."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self, positions: npt.NDArray[np.int64]) -> Array:
+        """Return the values at `positions`, which may repeat, stacked along a new first axis."""
+
+    def row(self, position: int) -> Any:
+        """Return the value of the sample at `position`, without the axis of samples."""
+
+
+class ArrayColumn:
+    """A column whose values are an array in memory, one for each index of its first axis."""
+
+    def __init__(self, array: Array) -> None:
+        if array.ndim == 0:
+            raise DataError("a single number is no data set; its first axis must be the samples")
+        if array.dtype.kind == "U":
+            array = array.astype(object)
+        if array.dtype.hasobject and not all(isinstance(one, _TEXT) for one in array.flat):
+            odd = next(one for one in array.flat if not isinstance(one, _TEXT))
+            raise DataError(
+                f"a column has values of type {type(odd).__name__} among others, and TensorFlow "
+                "has arrays of one type: numbers, or text. Fill in missing values, and give "
+                "columns of different types one by one: edl.Dataset((dict(frame), labels))"
+            )
+        try:
+            tf.as_dtype(array.dtype)
+        except TypeError:
+            raise DataError(
+                f"TensorFlow has no type for a column of {array.dtype}; convert it to numbers or "
+                "text before it is given to edl"
+            ) from None
+        self._array = array
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def rows(self, positions: npt.NDArray[np.int64]) -> Array:
+        array = self._array
+        plain = array.flags.c_contiguous and array.flags.aligned and not array.dtype.hasobject
+        if not (plain and len(positions) and 0 <= positions.min() <= positions.max() < len(array)):
+            found: Array = array[positions]
+            return found
+        into = _aligned((len(positions), *array.shape[1:]), array.dtype)
+        array.take(positions, axis=0, out=into, mode="clip")  # mode="raise" would copy once more
+        return into
+
+    def row(self, position: int) -> Any:
+        return self._array[position]
+
+
+class LazyColumn:
+    """A column whose rows are read when they are needed, such as a data set of h5py in a file."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return int(self._rows.shape[0])
+
+    def rows(self, positions: npt.NDArray[np.int64]) -> Array:
+        return np.stack([self.row(position) for position in positions.tolist()])
+
+    def row(self, position: int) -> Any:
+        return np.asarray(self._rows[position])
+
+
+class ListColumn:
+    """A column that is a list of Python values or arrays, which differ in shape if collated."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+
+    @functools.cached_property
+    def _type(self) -> np.dtype[Any] | None:
+        """The common type, so that all batches have one; None: not all are numbers or lists."""
+        if not all(
+            isinstance(value, (*_NUMBER, list, tuple, np.ndarray)) for value in self._values
+        ):
+            return None
+        types = {np.asarray(value).dtype for value in self._values}
+        if any(each.kind not in _NUMERIC_KINDS for each in types):
+            return None
+        return np.result_type(*types)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def rows(self, positions: npt.NDArray[np.int64]) -> Array:
+        values = [np.asarray(self._values[at], self._type) for at in positions.tolist()]
+        if odd := [value.shape for value in values if value.shape != values[0].shape]:
+            raise DataError(
+                f"samples of the data set cannot be made one batch: one has shape "
+                f"{values[0].shape} and one {odd[0]}; pad them to one length, or give edl.Dataset "
+                "a collate_fn, where collate_fn(samples) returns the arrays of a batch"
+            )
+        stacked = np.stack(values)
+        return stacked.astype(object) if stacked.dtype.kind == "U" else stacked
+
+    def row(self, position: int) -> Any:
+        return self._values[position]
+
+
+def structure_of(source: Any) -> Any:
+    """Return the data with a column in place of each array; None for a sequence of samples."""
+    if isinstance(source, (tuple, dict)):
+        parts = list(source.values()) if isinstance(source, dict) else list(source)
+        if isinstance(source, dict) or any(_is_column(part) for part in parts):
+            return _columns(source, _lengths(source))
+        nested = [structure_of(part) for part in parts if isinstance(part, (tuple, dict))]
+        is_nested = len(nested) == len(parts) > 0 and all(each is not None for each in nested)
+        return _columns(source, _lengths(source)) if is_nested else None
+    return None if isinstance(source, list) else column_of(source)
+
+
+def column_of(part: Any) -> Columns | None:
+    """Return an array, a tensor, a data frame or the like as a column; None for anything else."""
+    if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)) or hasattr(part, "toarray"):
+        dense = "to_tensor()" if isinstance(part, tf.RaggedTensor) else "tf.sparse.to_dense"
+        dense = "toarray()" if hasattr(part, "toarray") else dense
+        raise DataError(
+            f"edl.Dataset was given a {type(part).__name__}: make it an array ({dense}), or give a "
+            "list with the values of each sample and a collate_fn, where collate_fn(samples) "
+            "returns the arrays of a batch"
+        )
+    package = type(part).__module__.partition(".")[0]
+    if package == "pandas" and hasattr(part, "to_numpy"):
+        return _of_array(part.to_numpy())  # by position: an index of labels does not matter
+    if package == "torch" and hasattr(part, "detach"):
+        return ArrayColumn(np.asarray(part.detach().cpu()))
+    if isinstance(part, (np.ndarray, tf.Tensor, tf.Variable)):
+        return _of_array(np.asarray(part))
+    if hasattr(part, "__getitems__"):  # of samples, as PyTorch reads them; columns have none
+        return None
+    if isinstance(getattr(part, "shape", None), tuple) and hasattr(part, "__getitem__"):
+        return LazyColumn(part) if len(part.shape) else ArrayColumn(np.asarray(part))
+    return None
+
+
+def _of_array(array: Array) -> Columns:
+    values = array.tolist() if array.dtype.hasobject and array.ndim == 1 else []
+    if values and all(isinstance(value, (list, np.ndarray)) for value in values):
+        return ListColumn(values)
+    return ArrayColumn(array)
+
+
+def _is_column(part: Any) -> bool:
+    return isinstance(part, (list, range)) or column_of(part) is not None
+
+
+def _lengths(source: Any) -> set[int]:
+    """Return the lengths of all columns in `source`, except lists and ranges."""
+    if isinstance(source, (tuple, dict)):
+        parts = source.values() if isinstance(source, dict) else source
+        return set().union(*(_lengths(part) for part in parts))
+    column = None if isinstance(source, (list, range)) else column_of(source)
+    return set() if column is None else {len(column)}
+
+
+def _columns(source: Any, lengths: set[int]) -> Any:
+    """Return `source` with columns as members; `lengths` are those of the columns but lists."""
+    if isinstance(source, dict):
+        return {key: _columns(part, lengths) for key, part in source.items()}
+    if isinstance(source, tuple) and not _is_plain(source):
+        return tuple(_columns(part, lengths) for part in source)
+    if isinstance(source, list) and _is_inputs(source, lengths):
+        return tuple(_columns(part, lengths) for part in source)
+    if isinstance(source, (list, tuple, range)):
+        values = list(source)
+        return ArrayColumn(_plain_array(values)) if _is_plain(values) else ListColumn(values)
+    column = column_of(source)
+    if column is None:
+        raise DataError(
+            f"a part of the data set is a {type(source).__name__}, which is no column of one value "
+            "for each sample; give arrays, lists, or data frames, leave out None, or give one "
+            "object with __len__ and __getitem__(i), which returns one sample"
+        )
+    return column
+
+
+def _is_plain(values: Sequence[Any]) -> bool:
+    return len(values) > 0 and all(isinstance(value, (*_TEXT, *_NUMBER)) for value in values)
+
+
+def _plain_array(values: list[Any]) -> Array:
+    return np.array(values, dtype=object) if isinstance(values[0], _TEXT) else np.asarray(values)
+
+
+def _is_inputs(values: list[Any], lengths: set[int]) -> bool:
+    """Return whether a list holds the inputs of a model, each a column; else it is one column."""
+    if not values or not all(isinstance(value, (np.ndarray, tf.Tensor)) for value in values):
+        return False
+    if any(np.ndim(value) == 0 for value in values):
+        return False
+    own = {len(value) for value in values}
+    return own == lengths if lengths else len(own) == 1
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return a new array of any values, whose memory `tf.numpy_function` uses without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % _ALIGNMENT
+    return memory[first : first + size].view(dtype).reshape(shape)
+
 
 Load = Callable[[Batch], Any]
+
 Collate = Callable[[list[Any]], Any]
 
 PROBES = 16  # samples whose shapes are looked at, where a collate function makes the batches
+
 _BATCHES = (
     "the items of a {kind} are batches, and edl forms batches itself: give edl.Dataset its arrays, "
     "or an object whose __len__ counts samples and whose __getitem__(i) returns one of them"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src import backend
 
 from edl.binding import process
 from edl.binding import process as ending
@@ -25,33 +29,296 @@ from edl.binding.loop import (
     stream_of,
 )
 from edl.binding.lr_tuner import refuse_several
-from edl.core.job.stall import AFTER_FIT
+from edl.binding.replica import few
 from edl.data.dataset import Dataset
-from edl.data.stateful_stream import StatefulStream
+from edl.data.stream import StatefulStream
 from edl.errors import UsageError
+from edl.job.script import DoneFit, json_value
+from edl.job.stall import AFTER_FIT
 from edl.step.engine import Batch
 from edl.step.source import SampleOrder, StreamSource
+from edl.step.weighting import SEE
 from edl.tensorflow.feed import PipelineBatchSource
-from edl.tensorflow.fits import ONE_MODEL_AND_DATA, Fits
 from edl.tensorflow.keras_callbacks.memory import CallbackStates
 from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
-from edl.tensorflow.logical import ONE_MODEL
-from edl.tensorflow.logical_random import LogicalSeeder, seeded
-from edl.tensorflow.lr_schedule import (
+from edl.tensorflow.logical import ONE_MODEL, LogicalSeeder, seeded
+from edl.tensorflow.random_numbers import Seeder, is_seed
+from edl.tensorflow.reduction import GradientReduction
+from edl.tensorflow.replica import NO_VARIABLES, TensorFlowReplica
+from edl.tensorflow.schedules import (
     check_alone,
     last_rates,
     present_rates,
     warn_of_a_changed_batch,
+    with_inner,
 )
-from edl.tensorflow.model_build import refuse_stateful
-from edl.tensorflow.random_numbers import Seeder, is_seed
-from edl.tensorflow.reduction import GradientReduction
-from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.source import Collate, Load, load_read, reader_of
-from edl.tensorflow.trained import TrainedModel, shared_variables
-from edl.tensorflow.variables import check_known, plain, variables_by_name, variables_of
+from edl.tensorflow.variables import CREATED, check_known, plain, variables_by_name, variables_of
 from edl.worker import activity
 from edl.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------
+# Keep track of the calls of `model.fit` in a script: freeze, `fit`, unfreeze, `fit`.
+#
+# Keras numbers the epochs of each `fit` as its arguments say, and the job counts its epochs over
+# all fits. `Fits` knows the difference between the two numbers. A fit that the job has done already
+# is passed over (`fits`): Keras runs no epoch of it, and its `History` is the job's.
+
+
+ONE_MODEL_AND_DATA = (
+    "a job trains one model on one edl.Dataset, and each further fit goes on with these two; run "
+    "each fold and each trial, with data or a model of its own, as a job of its own: `edl run ... "
+    "train.py --fold 2`; at a prompt, edl.init() begins a new job"
+)
+
+LOOP_AFTER_FIT = (
+    "this script has called fit, and a newcomer could not tell how far the job is in a loop that "
+    "follows: go on with fit (a train_step of the model's own does what a loop does), or run the "
+    "loop as a job of its own; at a prompt, edl.init() begins a new job"
+)
+
+
+class Fits:
+    """The calls of `model.fit` that this process's script has made so far."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.done: tuple[DoneFit, ...] = ()  # also those that this worker skipped
+        self.shift = 0  # the job's number of an epoch minus Keras' number, in the present fit
+
+    @property
+    def _before(self) -> int:
+        return self.done[-1].until if self.done else 0
+
+    def begin(self, first: int) -> None:
+        """Begin a call of `fit`, whose `initial_epoch` is `first`, after the fit before."""
+        self.shift = self._before - first
+        self._worker.fits.begin(self.done)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the job has begun no epoch of the present fit, which is not the first."""
+        return self._worker.loader.epoch < self._before
+
+    @property
+    def next_epoch(self) -> int:
+        """Keras' number of the epoch that the job is in, or of the first one in this fit."""
+        return max(self._worker.loader.epoch, self._before) - self.shift
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Move the job to its next epoch if the present one is trained, or is of an earlier fit."""
+        loader = self._worker.loader
+        if loader.ledger.finished:
+            loader.next_epoch()
+        elif self.is_fresh:  # the fit before was ended on purpose, inside an epoch
+            loader.leave()
+            loader.progress.next_epoch()
+        if epoch + self.shift != loader.epoch:
+            raise UsageError(
+                f"fit counts this epoch as {epoch} and the job as {loader.epoch - self.shift}; let "
+                "no callback change the epochs of a fit"
+            )
+
+    def end(self, history: Any, stopped: str = "") -> None:
+        """Record the present fit as done, and save a checkpoint; all workers call it.
+
+        `stopped` says why callbacks have stopped it, so that a resumed job trains no more of it.
+        """
+        until = max(self._before, self._worker.loader.ledger.epochs_begun)
+        epochs = [] if history is None else [int(epoch) for epoch in history.epoch]
+        numbers = {} if history is None else _as_values(history.history)
+        self.done = (*self.done, DoneFit(until, epochs, numbers))
+        self._worker.fits.end(self.done, stopped, self._worker.rank, self._worker.generation)
+
+    def pass_over(self, done: Sequence[DoneFit], history: Any) -> None:
+        """Record the present fit as done without training, since the job has done it already."""
+        fit = done[len(self.done)]
+        if history is not None:
+            history.epoch = list(fit.epochs)
+            history.history = {name: list(values) for name, values in fit.history.items()}
+        self.done = (*self.done, fit)
+        self._worker.fits.pass_over(self.done)
+
+    def check_model(self, model: Any, before: Any) -> None:
+        """Refuse a further fit of a `model` that shares no variable with the model `before`."""
+        if not self.done or before is None or model is before:
+            return
+        known = {id(plain(one)) for one in variables_of(before) or []}
+        if known.isdisjoint(id(plain(one)) for one in variables_of(model) or []):
+            raise UsageError(ONE_MODEL_AND_DATA)
+
+
+class PassedOver(keras.callbacks.Callback):
+    """A callback, in place of the script's, with which a worker skips a fit the job has done."""
+
+    def __init__(
+        self, fits: Fits, done: Sequence[DoneFit], history: Any, build: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self._fits, self._done, self._history, self._build = fits, done, history, build
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._build()  # the variables, as the first step would
+        self.model._initial_epoch = self.params["epochs"]  # where fit looks for its first epoch
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.model._initial_epoch = None
+        self._fits.pass_over(self._done, self._history)
+
+
+def history_among(callbacks: Sequence[Any]) -> Any:
+    found = (one for one in callbacks if isinstance(one, keras.callbacks.History))
+    return next(found, None)
+
+
+def _as_values(history: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return a copy with values of JSON; a callback may have put anything into the logs."""
+    return {
+        name: [json_value(_without_arrays(one)) for one in values]
+        for name, values in history.items()
+    }
+
+
+def _without_arrays(value: Any) -> Any:
+    """Return lists and numbers of Python, if numpy makes an array of `value`."""
+    try:
+        # numpy makes no array of TensorFlow's tensor of bfloat16
+        return np.asarray(value.numpy() if hasattr(value, "numpy") else value).tolist()
+    except ValueError:
+        return value
+
+
+# ------------------------------------------------------------
+# Create the variables of a Keras model before its first batch, and refuse stateful layers.
+
+
+NO_CALL = (
+    "{name} has no call(), and these layers of it are not built: {layers}; call each once on a "
+    "batch before the training, so that its variables are there"
+)
+
+FAILED = (
+    "edl could not create the variables of {name} before its first batch, since a call on the "
+    "features of a batch failed; call the model once on a batch before the training"
+)
+
+
+STATEFUL = (
+    "{name} has stateful=True: its state goes on from batch to batch, and in a job batches that "
+    "follow each other go to different workers; leave stateful=True out and give it each sequence "
+    "as a sample, or train without `edl run`"
+)
+
+
+def refuse_stateful(model: Any, shared: bool) -> None:
+    for layer in model._flatten_layers() if shared and isinstance(model, keras.Model) else ():
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise UsageError(STATEFUL.format(name=f"the layer {layer.name}"))
+
+
+def build_model(model: Any, dataset: Any) -> None:
+    """Create the variables of `model` by a call, unless all of them are there."""
+    # A subclassed model may have layers without variables after model.build(), as Keras warns.
+    name = type(model).__name__
+    if type(model).call is keras.Model.call:  # its train_step calls its layers
+        if unbuilt := [layer.name for layer in model.layers if _lacks_variables(layer)]:
+            raise UsageError(NO_CALL.format(name=name, layers=few(unbuilt)))
+        return
+    if not _lacks_variables(model):
+        return
+    spec = dataset.element_spec
+    features = spec[0] if isinstance(spec, tuple) else spec
+    named = {"training": False} if model._call_has_training_arg else {}
+
+    def call(inputs: Any) -> None:
+        model(inputs, **named)
+
+    try:
+        # As fit traces it, so that a dimension that varies, as after padding, stays unknown.
+        tf.function(call, autograph=False).get_concrete_function(features)
+    except Exception:  # noqa: BLE001 - a call() of the user's that works only eagerly, say
+        try:
+            call(tf.nest.map_structure(_zeros, features))
+        except Exception as error:
+            raise UsageError(FAILED.format(name=name)) from error
+
+
+def _zeros(spec: Any) -> Any:
+    return tf.zeros([1 if n is None else n for n in spec.shape], spec.dtype)
+
+
+def _lacks_variables(layer: Any) -> bool:
+    """Return whether a call of a layer or model may create variables."""
+    if not layer.built and not getattr(layer.build, "_is_default", False):
+        return True
+    inside = not layer.built or isinstance(layer, keras.Model)
+    parts = layer._flatten_layers(include_self=False, recursive=False) if inside else ()
+    return any(map(_lacks_variables, parts))
+
+
+# ------------------------------------------------------------
+# Find the variables that a script trains.
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """An optimizer, the model that it trains, and the reduction of its gradients."""
+
+    optimizer: Any
+    model: Any  # as the script gave it; None: it named none
+    reduction: GradientReduction
+
+    def variables(self) -> list[Any]:
+        return list(variables_of(self.model) or [])
+
+    def updated(self) -> list[Any]:
+        """Return the variables that an optimizer of Keras was built for, also of other models."""
+        return list(getattr(self.optimizer, "_trainable_variables", ()))
+
+    def changed(self) -> list[Any]:
+        """Return the variables that an update of an optimizer of Keras changes."""
+        # Those that have had a gradient, once any has. The others are the script's to change: an
+        # average of the weights in the model, which a `train_step` assigns.
+        found, reduced = self.updated(), self.reduction.with_gradient
+        inner = with_inner(self.optimizer)
+        if not reduced or any(getattr(one, "ema_overwrite_frequency", None) for one in inner):
+            return found
+        return [variable for variable in found if id(plain(variable)) in reduced]
+
+    def known(self) -> list[Any]:
+        """Return a list of the model's variables, and of those that the optimizer was built for."""
+        return [*self.variables(), *self.updated()]
+
+    def build(self, otherwise: Callable[[], list[Any]]) -> None:
+        """Let an optimizer of Keras create its variables, if it has not yet."""
+        if self.optimizer.built:
+            return
+        variables = otherwise() if self.model is None else self.variables()
+        if not variables:
+            name = getattr(self.model, "name", None)
+            raise UsageError(NO_VARIABLES.format(name="" if name is None else f" {name}"))
+        if trainable := [variable for variable in variables if variable.trainable]:
+            with tf.init_scope():
+                self.optimizer.build(trainable)
+
+
+def shared_variables(trained: Sequence[TrainedModel], fitted: Any) -> list[Any]:
+    """Return the variables that workers share beside those of the optimizers, each once."""
+    models = [each.variables() for each in trained if each.model is not None]
+    if fitted is not None:
+        models.append(list(variables_of(fitted) or []))
+    if not models:  # all that were created since `edl.init()`
+        others = {id(plain(v)) for each in trained for v in each.optimizer.variables}
+        models = [[variable for variable in CREATED.alive() if id(variable) not in others]]
+    found: dict[int, Any] = {}
+    for variables in (*models, *(each.updated() for each in trained)):
+        for variable in variables:
+            found.setdefault(id(plain(variable)), variable)
+    return list(found.values())
+
 
 TF_DATA = (
     "the samples of a tf.data.Dataset have no numbers, so nobody could tell which of them each "
@@ -59,8 +326,11 @@ TF_DATA = (
     "returns one sample, or files by edl.data, and follow it with map and prefetch; a small one "
     "may be list(dataset.unbatch().as_numpy_iterator())"
 )
+
 STOP = "all workers stop training after step {step}: {reason}"
+
 _TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
+
 UNFINISHED = (
     "a batch was taken and no gradients were applied for it; every worker must train each batch "
     "with exactly one apply_gradients() of its edl.Optimizer"
@@ -398,3 +668,72 @@ def current() -> Training:
     if _training is None or _training.worker is not worker:  # at a prompt, of a job before
         _training = Training(worker)
     return _training
+
+
+# ------------------------------------------------------------
+# Warn once about a Keras loss that is not a mean over the samples of a batch.
+#
+# A loss has a `reduction`, and receives the mask that layers before it have made. Both are known
+# when the loss is called. In a graph that is when it is traced, so steps get no slower.
+
+
+WEIGHTED = "and edl weights the gradient of each worker with its samples, as for a mean over them"
+
+
+@functools.cache
+def watch_losses() -> None:
+    plain = keras.losses.Loss.__call__
+    told: list[str] = []
+
+    @functools.wraps(plain)
+    def __call__(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if not told and _trains():
+            is_masked = backend.get_keras_mask(y_pred) is not None
+            why = why_loss_is_no_mean(self, is_masked, sample_weight is not None, current().fitting)
+            if why is not None:
+                told.append(why)
+                logger.warning("%s", why)
+        return plain(self, y_true, y_pred, sample_weight)
+
+    keras.losses.Loss.__call__ = __call__
+
+
+def why_loss_is_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: bool) -> str | None:
+    """Return why `loss` is no mean over the samples of a batch; None if it may be one."""
+    if loss.reduction in ("sum", "none", None):
+        if not in_fit:  # a script's own loop may divide the sum
+            return None
+        return (
+            f"the loss {loss.name} has reduction={loss.reduction!r}, so it adds up the samples of "
+            f'a batch, {WEIGHTED}: leave the reduction out ("sum_over_batch_size"); {SEE}'
+        )
+    if loss.reduction == "mean_with_sample_weight" and (is_masked or is_weighted):
+        return (
+            f'the loss {loss.name} has reduction="mean_with_sample_weight": it divides by the sum '
+            f"of a batch's weights, {WEIGHTED}; samples of a batch with small weights count more. "
+            f'Leave the reduction out ("sum_over_batch_size"); {SEE}'
+        )
+    if is_masked:
+        return (
+            f"the loss {loss.name} gets a mask (of Masking, or Embedding(mask_zero=True)), and is "
+            f"a mean over the entries that are not masked, {WEIGHTED}: entries of a batch with few "
+            "of them count more. End the mask before the loss, and give the data set sample "
+            f"weights, 0 for what is padding; {SEE}"
+        )
+    if getattr(loss, "ignore_class", None) is not None:
+        return (
+            f"the loss {loss.name} has ignore_class={loss.ignore_class}, and is a mean over the "
+            f"labels that are not ignored, {WEIGHTED}: labels of a batch with few of them count "
+            "more. Leave ignore_class out, and give the data set sample weights, 0 for what is to "
+            f"be ignored, whose label is any class; {SEE}"
+        )
+    return None
+
+
+def _trains() -> bool:
+    if not process.is_initialized():
+        return False
+    worker = process.current_worker()
+    if not worker.is_shared or worker.warming_up or worker.rank != 0:
+        return False
+    return bool(worker.loader.open)

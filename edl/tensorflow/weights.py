@@ -14,11 +14,11 @@ from edl.binding.replica import few
 from edl.checkpoint.location import location
 from edl.checkpoint.weights import weights
 from edl.errors import CheckpointError, UsageError
-from edl.tensorflow.transfer import dtype_of
 from edl.tensorflow.variables import (
     Array,
     EagerAccess,
     differences,
+    dtype_of,
     variables_by_name,
     variables_of,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from edl.core.records import JobState, RequestKind
+from edl.records import JobState, RequestKind
 from edl.testing.memory import MemoryJob
 from edl.testing.schedule import BackgroundTask, TaskScheduler
 

@@ -24,16 +24,16 @@ import numpy.typing as npt
 from edl.binding.loop import BatchSteps
 from edl.binding.noise import Looked, NoiseMeter
 from edl.binding.replica import StateArrays, of_array
-from edl.core.job.state_share import WHOLE_STATE, StateShare
+from edl.job.state_share import WHOLE_STATE, StateShare
 from edl.ring.loopback import LoopbackMember
 from edl.ring.ring import Ring
 from edl.step.batching import Batching, logical_batching
 from edl.step.engine import Batch, StepState
-from edl.step.noise import UNKNOWN, NoiseScale
+from edl.step.noise import UNKNOWN, NoiseSample, NoiseScale
 from edl.step.source import AlignedSource, Source, StreamSource
 from edl.step.state_check import WHOLE, StateGroup
 from edl.step.weighting import Share
-from edl.testing.loopback_reducer import LoopbackReducer
+from edl.testing.loopback import LoopbackReducer
 from edl.worker.progress import Receive
 from edl.worker.sampler import StreamReader
 from edl.worker.worker import Worker
@@ -41,7 +41,9 @@ from edl.worker.worker import Worker
 if TYPE_CHECKING:
     from edl.testing.loopback import LoopbackWorker
 
+
 Vector = npt.NDArray[np.float64]
+
 TOLERANCE = 1e-6  # float64 leaves about 1e-12 of rounding; a wrong weight is far above
 
 
@@ -561,3 +563,20 @@ class Counted:
     split: int = 0
     batches: tuple[tuple[int, int], ...] = ()
     rounds: Mapping[int, int] = field(default_factory=dict)
+
+
+# ------------------------------------------------------------
+# Make a known gradient noise scale, to test learning rates and batch sizes that follow it.
+#
+# `known_noise` makes it.
+
+
+ENOUGH = 20  # measurements that all say the same
+
+
+def known_noise(noise: float, signal: float, batch: int, update: int = 0) -> NoiseScale:
+    """Return a gradient noise scale after ENOUGH (20) measurements with equal values."""
+    known = UNKNOWN
+    for _ in range(ENOUGH):
+        known = known.after(NoiseSample(noise, signal), batch, update)
+    return known

@@ -34,16 +34,15 @@ from typing import Any
 import psutil
 
 from edl import config
-from edl.client.events import flat
-from edl.client.scaling import resize
-from edl.coordination.access import Access
-from edl.coordination.job_store import JobStore
-from edl.coordination.secrets import candidates
-from edl.coordination.session import Session
-from edl.core.status import job_status
+from edl.client.changes import resize
+from edl.client.waiting import flat
 from edl.errors import CoordinationError, UnknownJob
+from edl.status import job_status
 from edl.testing import throttle
 from edl.testing.throttle import Throttle
+from edl.zookeeper.access import Access, candidates
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import JobStore
 
 EDL = Path(sys.executable).parent / "edl"
 MARK = "EDL_TEST_MARK"

@@ -1,7 +1,7 @@
 """Keep the coordination of a job in memory: ZooKeeper's data, a leader, and the workers' daemons.
 
 :class:`MemoryJob` has the job's records and its leader, :class:`MemoryCoordinator` is one worker's
-daemon. The leader's decisions are real (:func:`edl.core.job.membership.decide`). A daemon writes
+daemon. The leader's decisions are real (:func:`edl.job.membership.decide`). A daemon writes
 what its worker has to report, reads what is new, and breaks a ring in which its worker could wait
 for ever (docs/explanation/protocol.md in its simplest form), when the schedule lets it.
 """
@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from edl.core.events import Event
-from edl.core.job.ages import AgeTracker
-from edl.core.job.decision import Limits
-from edl.core.job.ending import JobEnd
-from edl.core.job.membership import decide
-from edl.core.job.signature import ScriptOfJob
-from edl.core.job.stall import FOR_GRADIENTS, FOR_NUMBERS
-from edl.core.records import (
+from edl.events import Event
+from edl.job.decision import Limits
+from edl.job.liveness import AgeTracker
+from edl.job.membership import JobEnd, decide
+from edl.job.script import ScriptOfJob
+from edl.job.snapshot import Snapshot
+from edl.job.stall import FOR_GRADIENTS, FOR_NUMBERS
+from edl.records import (
     Assigned,
     Desired,
     Generation,
@@ -31,7 +31,6 @@ from edl.core.records import (
     RingFailure,
     Stage,
 )
-from edl.core.snapshot import Snapshot
 from edl.ring.loopback import LoopbackNetwork
 from edl.ring.ring import Ring
 from edl.testing.schedule import BackgroundTask, TaskScheduler

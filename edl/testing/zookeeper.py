@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from edl import config
-from edl.coordination.server_command import server_command
+from edl.zookeeper.local_server import server_command
 
 START_S = 60.0
 # Without forceSync a killed server loses nothing; only the end of the whole machine would.

@@ -20,12 +20,12 @@ from horovod.torch import mpi_ops
 from edl.binding import process
 from edl.binding.api import call_init
 from edl.binding.reduction import broadcast_message, classify_error
-from edl.core.job.stall import FOR_GRADIENTS
-from edl.core.plural import counted
 from edl.errors import UsageError
 from edl.horovod_build import SLEEPING, applied
+from edl.job.stall import FOR_GRADIENTS
 from edl.ring.ring import CollectiveFailed
 from edl.step.record import Table
+from edl.text import counted
 from edl.worker.activity import waits
 
 # ------------------------------------------------------------

@@ -47,8 +47,7 @@ from edl.binding.loop import (
 )
 from edl.binding.process import NOTICES, current_worker, holding_sigterm, let_go_of_the_network
 from edl.data.dataset import Dataset
-from edl.data.stateful_stream import StatefulStream
-from edl.data.stream import Stream
+from edl.data.stream import StatefulStream, Stream
 from edl.errors import DataError, UsageError
 from edl.step.engine import Batch
 from edl.step.source import SampleOrder, derived_seed

@@ -36,8 +36,8 @@ from edl.binding.exact import (
 from edl.binding.loop import PassOptions
 from edl.binding.replica import ByteRange
 from edl.config import environment
-from edl.core.job.signature import Arithmetic
 from edl.errors import RingBroken, UsageError
+from edl.job.script import Arithmetic
 from edl.ring.ring import CollectiveFailed
 from edl.step.weighting import Weights
 from edl.torch.collectives import average_start, finish

@@ -22,7 +22,7 @@ import torch
 from torch.optim import Optimizer
 
 from edl.binding.replica import PLAIN, map_leaves, places
-from edl.checkpoint.state_tree import can_hold
+from edl.checkpoint.tensors import can_hold
 from edl.errors import UsageError, some
 
 logger = logging.getLogger(__name__)

@@ -32,10 +32,10 @@ from edl.binding.replica import (
     transfers,
 )
 from edl.checkpoint.safetensors import Blob
-from edl.core.plural import counted
 from edl.errors import CheckpointError, UsageError
 from edl.ring.ring import CollectiveFailed
 from edl.step.state_check import STEP_VALUE
+from edl.text import counted
 from edl.torch.collectives import broadcast_start, finish
 from edl.torch.digest import digests, size_of
 from edl.torch.gradients import LastStep

@@ -16,9 +16,9 @@ import torch.utils.data
 from torch.utils.data import DistributedSampler
 
 from edl.binding import process
-from edl.core.plural import workers
 from edl.errors import UsageError
 from edl.step.source import EpochOrder
+from edl.text import workers
 
 _allows_logical = False
 _of_ring: weakref.WeakSet[DistributedSampler[Any]] = weakref.WeakSet()

@@ -28,8 +28,8 @@ from torch.utils.hooks import RemovableHandle
 
 from edl.binding.process import current_worker
 from edl.binding.replica import PLAIN, map_leaves
-from edl.core.dict_kinds import dict_of_kind, kind_of_dict
 from edl.errors import UsageError
+from edl.record import dict_of_kind, kind_of_dict
 from edl.schedules import Constant, Scaling, Schedule
 from edl.step.order import StepInterval
 from edl.torch.gradients import Arguments, after_closure

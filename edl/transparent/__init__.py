@@ -12,7 +12,7 @@ number of processes share them, which come and go while the script trains.
    Horovod.
 3. :mod:`edl.transparent.training` leads a process that joins later, or a resumed one, through the
    script's loop over epochs to where the job is.
-4. :mod:`edl.transparent.step_numbers` lets ``enumerate(train_loader)`` count the job's steps.
+4. :mod:`edl.transparent.script` lets ``enumerate(train_loader)`` count the job's steps.
 
 The same for ``horovod.tensorflow`` and ``horovod.keras``:
 

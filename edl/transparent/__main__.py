@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 
 from edl.binding import process
-from edl.core.host.python_command import Main, parse_command
 from edl.errors import UsageError
-from edl.launch.template.main import run_as_main
-from edl.transparent import import_hook, step_numbers
+from edl.host.process import Main, parse_command
+from edl.host.template.main import run_as_main
+from edl.transparent import import_hook, script
 
 
 def run_script() -> None:
@@ -26,7 +26,7 @@ def run_script() -> None:
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # the working directory, which `python -m` puts there, and a script not
     import_hook.replace_horovod()
-    step_numbers.replace_enumerate()
+    script.replace_enumerate()
     run_as_main(command.main, command.target, list(command.arguments))
 
 

@@ -28,16 +28,21 @@ from edl.step.order import by_steps, samples_of_replica
 from edl.step.source import Indices
 from edl.torch import api
 from edl.torch.sampler import allow_logical_samplers
-from edl.transparent.averages import ScriptAverages, watch_averages
-from edl.transparent.model_search import is_training
 from edl.transparent.ranks import Ranks, ranks
-from edl.transparent.script_weights import (
+from edl.transparent.training import (
+    EpochNumbers,
+    ScriptAverages,
+    ScriptEpochs,
+    Training,
+    watch_averages,
+)
+from edl.transparent.weights import (
     BroadcastModules,
     broadcast_tensors,
     check_same_optimizer,
     comparable_tensors,
+    is_training,
 )
-from edl.transparent.training import EpochNumbers, ScriptEpochs, Training
 
 # Options of a DataLoader that are passed on as they are, if they differ from what it has without.
 OPTIONS = (

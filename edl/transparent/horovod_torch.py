@@ -47,12 +47,11 @@ from edl.errors import UsageError
 from edl.torch.api import reduce_as_horovod
 from edl.torch.gathering import exchange_objects, reduced, tensors_of_all
 from edl.transparent import data_loading
-from edl.transparent.collective_gradient import refuse_gradient
 from edl.transparent.data_loading import loaders, shown
-from edl.transparent.model_search import model_with
 from edl.transparent.ranks import check_collective, check_has_ranks, check_reduction, place_of_root
 from edl.transparent.ranks import ranks as size
-from edl.transparent.script_weights import ALL_CALL
+from edl.transparent.training import refuse_gradient
+from edl.transparent.weights import ALL_CALL, model_with
 
 _SIGNATURE = inspect.signature(_DistributedOptimizer)
 _UNCOMPRESSED = inspect.signature(_horovod.allreduce_)  # and of the asynchronous functions

@@ -26,7 +26,7 @@ from edl.errors import UsageError
 from edl.step.order import Batch, Pipeline, PipelineOrder, Repeat, Shard, Shuffle, Skip, Stage, Take
 from edl.tensorflow.random_numbers import last_seed
 from edl.transparent.ranks import ranks
-from edl.transparent.script_exchange import ScriptExchange
+from edl.transparent.script import ScriptExchange
 
 UNKNOWN = (
     "the script trains on a tf.data.Dataset with {what} in it, whose samples have no numbers, so "

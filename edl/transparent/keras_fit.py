@@ -26,7 +26,7 @@ from edl.errors import UsageError
 from edl.tensorflow.keras_callbacks.writers import has_writer, mark_as_sent
 from edl.tensorflow.optimizer import is_elastic
 from edl.transparent.input_pipeline import InputPipelines, undivided
-from edl.transparent.script_exchange import ScriptExchange
+from edl.transparent.script import ScriptExchange
 
 logger = logging.getLogger(__name__)
 

@@ -23,10 +23,9 @@ from edl.errors import UsageError
 from edl.step.order import Take
 from edl.tensorflow import training
 from edl.tensorflow.dataset import ElasticDataset
-from edl.tensorflow.model_build import build_model
+from edl.tensorflow.training import build_model
 from edl.transparent.input_pipeline import InputPipelines, recorded
-from edl.transparent.script_end import LoopWatch, ended_behind
-from edl.transparent.script_exchange import ScriptExchange
+from edl.transparent.script import LoopWatch, ScriptExchange, ended_behind
 
 TAPE = "DistributedGradientTape"
 ONE_OF_EACH = (

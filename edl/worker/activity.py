@@ -20,7 +20,7 @@ from types import CodeType, FrameType
 from typing import TypeVar
 
 from edl import failpoints
-from edl.core.job.stall import FOR_NUMBERS, FOR_RECORDS, IN_USER_CODE, RETURNED, SAVING, Activity
+from edl.job.stall import FOR_NUMBERS, FOR_RECORDS, IN_USER_CODE, RETURNED, SAVING, Activity
 from edl.ring.ring import Ring
 from edl.worker.shared_state import SharedState
 

@@ -14,32 +14,23 @@ import time
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from edl.checkpoint.format import Checkpoint
+from edl.checkpoint.format import Checkpoint, OwnerSuperseded, owner_of
 from edl.checkpoint.location import Location, RemotePath, location
-from edl.checkpoint.logged_steps import LoggedSteps
-from edl.checkpoint.owner import OwnerSuperseded, owner_of
-from edl.checkpoint.saved_state import (
-    CheckpointConfig,
-    CheckpointPosition,
-    Durable,
-    JobRecords,
-)
-from edl.checkpoint.store import Checkpoints
+from edl.checkpoint.store import Checkpoints, LoggedSteps
+from edl.checkpoint.writer import CheckpointConfig, CheckpointPosition, Durable, JobRecords
 from edl.config import Config
-from edl.core.events import Details, Event, JobFailedDetails, JobStoppedDetails, ResumedDetails
-from edl.core.host.process import STOPPED_EXIT
-from edl.core.job.ending import JobEnd, Preemption, halted, look_limit_s
-from edl.core.job.fits import fits_of, passed_too_far
-from edl.core.job.signature import Arithmetic
-from edl.core.job.stall import SAVING
-from edl.core.job.state_share import StateShare
-from edl.core.job_spec import RESUME_AUTO, RESUME_NO, JobSettings, resume_directory
-from edl.core.names import ALONE
-from edl.core.plural import counted
-from edl.core.records import Generation, JobState
 from edl.errors import CoordinationError, EdlError, JobFailed, UsageError
+from edl.events import Details, Event, JobFailedDetails, JobStoppedDetails, ResumedDetails
+from edl.host.process import STOPPED_EXIT
 from edl.http.client import ask_all
+from edl.job.membership import JobEnd, Preemption, halted, look_limit_s
+from edl.job.script import Arithmetic, fits_of, passed_too_far
+from edl.job.stall import SAVING
+from edl.job.state_share import StateShare
+from edl.records import Generation, JobState
+from edl.spec import RESUME_AUTO, RESUME_NO, JobSettings, resume_directory
 from edl.step.order import TrainingLength
+from edl.text import ALONE, counted
 from edl.worker.activity import waits
 from edl.worker.coordinator import Coordinator
 from edl.worker.progress import LoaderProgress, TrainingProgress

@@ -1,7 +1,7 @@
 """Define what a worker's training thread needs from the side that coordinates the job.
 
 :class:`Coordinator` is the interface. There are three implementations:
-:class:`edl.daemon.daemon.Daemon` keeps the job's membership in ZooKeeper, :mod:`edl.testing.memory`
+:class:`edl.job.daemon.Daemon` keeps the job's membership in ZooKeeper, :mod:`edl.testing.memory`
 keeps it in memory, and :class:`edl.worker.coordinator.JobOfOne` is for a script without a launcher.
 Only ``start``, ``script_of_job``, ``last_step``, ``exchange_before_training``, ``flush`` and
 ``close`` wait for ZooKeeper or another process. All other methods return at once, and what they
@@ -16,12 +16,11 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from edl.config import Config
-from edl.core.events import Event
-from edl.core.job.ending import JobEnd
-from edl.core.job.signature import ScriptOfJob
-from edl.core.job_spec import JobSettings
-from edl.core.records import Generation, JobPolicy, Member, RingFailure, RingMember, Stage
-from edl.core.sizes import Sizes
+from edl.events import Event
+from edl.job.membership import JobEnd
+from edl.job.script import ScriptOfJob
+from edl.records import Generation, JobPolicy, Member, RingFailure, RingMember, Stage
+from edl.spec import JobSettings, Sizes
 
 # ------------------------------------------------------------
 # Define a worker's access to the job's policy: it proposes a policy, and reads what was measured.

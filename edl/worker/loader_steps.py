@@ -34,17 +34,14 @@ import numpy as np
 import numpy.typing as npt
 
 from edl import failpoints
-from edl.core.events import EpochLeftDetails, SlowWorkerDetails, SwitchDetails
-from edl.core.events import Event as JobEvent
-from edl.core.job.placement import whole
-from edl.core.plural import workers
-from edl.core.policy.file import PolicyFile
-from edl.core.policy.observation import State
-from edl.core.policy.ring_report import NO_REPORT, RingReport
-from edl.core.policy.stragglers import NO_MITIGATION, Times
-from edl.core.records import Generation
-from edl.core.step_totals import StepTotals
 from edl.errors import RingBroken, RingError, UsageError
+from edl.events import EpochLeftDetails, SlowWorkerDetails, SwitchDetails
+from edl.events import Event as JobEvent
+from edl.job.placement import whole
+from edl.policy.file import PolicyFile
+from edl.policy.observation import State
+from edl.policy.stragglers import NO_MITIGATION, NO_REPORT, RingReport, Times
+from edl.records import Generation, StepTotals
 from edl.ring.ring import Ring
 from edl.step.engine import (
     ALLREDUCE_DONE,
@@ -93,6 +90,7 @@ from edl.step.record import (
 )
 from edl.step.timing import Slowest, SlowestWorker
 from edl.step.weighting import Weights
+from edl.text import workers
 from edl.worker.activity import call_site
 from edl.worker.progress import LoaderProgress, ScriptProgress, TrainingProgress
 from edl.worker.sampler import BatchSampler

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Sequence
 from typing import NoReturn
 
-from edl.core.plural import names
 from edl.errors import JobTrained, NewcomerDiffers, RingBroken, StepsBack, UnevenEnd
 from edl.ring.ring import Ring
 from edl.step.mismatch import find_mismatch, why_mismatch
 from edl.step.record import IDLE, StepRecords, Stop, check_together
+from edl.text import names
 from edl.worker.activity import call_site
 from edl.worker.progress import LoaderProgress, TrainingProgress
 

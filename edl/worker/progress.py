@@ -14,11 +14,11 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, ClassVar
 
-from edl.checkpoint.saved_state import CheckpointPosition
-from edl.core.job.fits import DoneFit, as_json, fits_of
-from edl.core.job_spec import JobSettings
-from edl.core.progress import WorkerProgress
+from edl.checkpoint.writer import CheckpointPosition
 from edl.errors import UsageError
+from edl.job.script import DoneFit, as_json, fits_of
+from edl.records import WorkerProgress
+from edl.spec import JobSettings
 from edl.step.batching import Batching, size_changes
 from edl.step.engine import BATCH_END, LeasesLost, StepEnd, StepEngine, StepSkipped, StepSuperseded
 from edl.step.ledger import Ledger, complete_batch, complete_step, free_leases, grant, restore

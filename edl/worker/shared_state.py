@@ -10,17 +10,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from edl.clock import SYSTEM, Clock, Condition
-from edl.core.events import Event
-from edl.core.job.ending import Preemption, save_limit_s
-from edl.core.job.fits import NO_FITS, ScriptFits
-from edl.core.job.signature import Arithmetic, Signature
-from edl.core.learning_meter import LearningMeter
-from edl.core.policy.file import PolicyFile, parse_policy
-from edl.core.policy.ring_report import NO_REPORT, RingReport
-from edl.core.progress import WorkerProgress
-from edl.core.records import END, NO_POLICY, Generation, JobPolicy, JobState, Leader
-from edl.core.step_totals import StepTotals
 from edl.errors import UsageError, WorkerEvicted
+from edl.events import Event
+from edl.job.membership import Preemption, save_limit_s
+from edl.job.script import NO_FITS, Arithmetic, ScriptFits, Signature
+from edl.learning import LearningMeter
+from edl.policy.file import PolicyFile, parse_policy
+from edl.policy.stragglers import NO_REPORT, RingReport
+from edl.records import (
+    END,
+    NO_POLICY,
+    Generation,
+    JobPolicy,
+    JobState,
+    Leader,
+    StepTotals,
+    WorkerProgress,
+)
 
 
 @dataclass

@@ -24,9 +24,9 @@ import struct
 from collections.abc import Callable
 from typing import ClassVar, NoReturn, Protocol
 
-from edl.checkpoint.saved_state import Durable
-from edl.core.events import Details, StateDiffersDetails
+from edl.checkpoint.writer import Durable
 from edl.errors import NewcomerDiffers, StateDiffers, StepsBack
+from edl.events import Details, StateDiffersDetails
 from edl.ring.ring import Ring
 from edl.step.record import StepRecords, Stop
 from edl.step.state_check import (

@@ -24,13 +24,6 @@ from typing import NoReturn
 
 from edl import failpoints
 from edl.config import Config
-from edl.core.job.ending import HALTED_EXIT
-from edl.core.job.fits import FitIsDone, ScriptFits, ended_before
-from edl.core.job.repair_count import RepairCount
-from edl.core.job.ring_failure import blamed_rank, short_error
-from edl.core.job.state_share import WHOLE_STATE, StateShare
-from edl.core.plural import workers
-from edl.core.records import Generation, JobState, RingFailure, RingMember, Stage
 from edl.errors import (
     JobFailed,
     JobTrained,
@@ -41,8 +34,12 @@ from edl.errors import (
     UnevenEnd,
     UsageError,
 )
-from edl.ring.frames import split_bytes
-from edl.ring.ring import Ring
+from edl.job.membership import HALTED_EXIT, RepairCount
+from edl.job.ring_failure import blamed_rank, short_error
+from edl.job.script import FitIsDone, ScriptFits, ended_before
+from edl.job.state_share import WHOLE_STATE, StateShare
+from edl.records import Generation, JobState, RingFailure, RingMember, Stage
+from edl.ring.ring import Ring, split_bytes
 from edl.step.record import (
     IDLE,
     StepRecord,
@@ -52,6 +49,7 @@ from edl.step.record import (
     repair_times,
     us,
 )
+from edl.text import workers
 from edl.worker.activity import ends, waits
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import Coordinator

@@ -21,18 +21,27 @@ from functools import partial
 
 from edl import failpoints
 from edl.config import Config
-from edl.core.events import Details, Event, FinishedDetails
-from edl.core.host.process import STOPPED_EXIT
-from edl.core.job.ending import JobEnd
-from edl.core.job.fits import DoneFit, FitIsDone, ScriptFits, resumed_too_short
-from edl.core.job.signature import ALIKE_IN_FITS, BUILT_BEFORE, Arithmetic, Signature, why_unfit
-from edl.core.job.stall import FOR_NUMBERS
-from edl.core.job.state_share import StateShare
-from edl.core.policy.file import PolicyFile
-from edl.core.records import JobState, Leader, Stage
-from edl.core.sizes import Sizes
 from edl.errors import CheckpointError, NewcomerDiffers, UsageError
+from edl.events import Details, Event, FinishedDetails
+from edl.host.process import STOPPED_EXIT
+from edl.job.membership import JobEnd
+from edl.job.script import (
+    ALIKE_IN_FITS,
+    BUILT_BEFORE,
+    Arithmetic,
+    DoneFit,
+    FitIsDone,
+    ScriptFits,
+    Signature,
+    resumed_too_short,
+    why_unfit,
+)
+from edl.job.stall import FOR_NUMBERS
+from edl.job.state_share import StateShare
+from edl.policy.file import PolicyFile
+from edl.records import JobState, Leader, Stage
 from edl.ring.ring import Ring
+from edl.spec import Sizes
 from edl.step.record import StepRecord, Stop, SwitchTimes
 from edl.step.source import Source
 from edl.worker.checkpointing import FLUSH_S, Checkpointing

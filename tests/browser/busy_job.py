@@ -19,12 +19,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from shown_job import CREATED, ShownStore, event, generation, snapshot, switch, training
 
 from edl.api.listening import ListenAddress
-from edl.core.dashboard.timeline import MOST_BANDS
-from edl.core.events import Event, WorkerFailedDetails
-from edl.core.learning_meter import LearningSample
-from edl.core.snapshot import Snapshot
 from edl.dashboard import answers, job_watcher, server
 from edl.dashboard.job_watcher import JobWatcher
+from edl.dashboard.view.timeline import MOST_BANDS
+from edl.events import Event, WorkerFailedDetails
+from edl.job.snapshot import Snapshot
+from edl.learning import LearningSample
 
 TURN_S = 0.02
 

@@ -28,8 +28,8 @@ from pages import (
 )
 from playwright.sync_api import Browser, Route, expect
 
-from edl.core.dashboard.event_page import EventBuffer, EventChoice, ShownEvent, shown_event
-from edl.core.events import CheckpointFailedDetails, Event
+from edl.dashboard.view.events import EventBuffer, EventChoice, ShownEvent, shown_event
+from edl.events import CheckpointFailedDetails, Event
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 

@@ -10,9 +10,9 @@ from pages import opened
 from playwright.sync_api import Browser, expect
 from shown_job import ShownStore, event
 
-from edl.core.events import CheckpointDetails, PausedDetails
 from edl.dashboard.job_watcher import JobWatcher
 from edl.dashboard.report import report_page
+from edl.events import CheckpointDetails, PausedDetails
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 

@@ -11,10 +11,9 @@ from pages import opened
 from playwright.sync_api import Browser, Page, expect
 from shown_job import CREATED, ShownStore
 
-from edl.core.dashboard.outage import WorkerReports
-from edl.core.dashboard.server_probe import ServerProbe
 from edl.dashboard.job_watcher import JobWatcher
 from edl.dashboard.report import report_page
+from edl.dashboard.view.outage import ServerProbe, WorkerReports
 from edl.errors import CoordinationError
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]

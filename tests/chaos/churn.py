@@ -45,11 +45,11 @@ from edl.chaos.fault_schedule import (
     choose_worker,
 )
 from edl.chaos.faults import health, is_process_of, send_signal
-from edl.coordination.job_store import JobStore
-from edl.core.records import JobState, RequestedBy, Stage
-from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError
+from edl.job.snapshot import Snapshot
+from edl.records import JobState, RequestedBy, Stage
 from edl.testing.zookeeper import Server, ensemble
+from edl.zookeeper.store import JobStore
 
 LEAST, MOST = 2, 10  # workers
 PAUSE_S = (0.5, 2.0)

@@ -30,8 +30,8 @@ from edl.cluster.lifecycle import LifeResult, LifeState
 from edl.cluster.manifest import JobManifest
 from edl.cluster.records import Goal
 from edl.cluster.store import ClusterStore
-from edl.core.job_spec import JobSettings
 from edl.errors import CoordinationError, EdlError, UnknownJob, UsageError
+from edl.spec import JobSettings
 from edl.testing.zookeeper import Server
 
 T = TypeVar("T")

@@ -32,11 +32,11 @@ from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, Li
 from edl.cluster.records import Goal
 from edl.cluster.runs import RunReader
 from edl.cluster.store import ClusterSnapshot, ClusterStore, StoredJob
-from edl.coordination.access import Access
-from edl.coordination.paths import JobPaths
-from edl.coordination.reads import children
-from edl.coordination.session import Session
 from edl.errors import CoordinationError
+from edl.zookeeper.access import Access
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.reads import children
+from edl.zookeeper.session import Session
 
 LOOK_S = 0.2
 GONE_S = 20.0  # for the nodes of a dead process to go

@@ -21,8 +21,8 @@ from typing import Any
 
 from scenario import Scenario, scenario
 
-from edl.coordination.local_server import start_local, stop_local
 from edl.testing.throttle import Throttle
+from edl.zookeeper.local_server import start_local, stop_local
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "elections.md"
 WORKERS = 3

@@ -23,10 +23,10 @@ from typing import Any
 
 from scenario import Scenario, scenario
 
-from edl.coordination.paths import JobPaths
-from edl.coordination.reads import children
-from edl.coordination.session import Session
 from edl.testing.throttle import Throttle
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.reads import children
+from edl.zookeeper.session import Session
 
 FAULTY = Path(__file__).resolve().parent / "scripts" / "faulty.py"
 GONE_S = 15.0  # for the ephemeral nodes of a killed process to go

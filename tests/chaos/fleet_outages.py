@@ -28,9 +28,9 @@ from paths import SCRIPTS
 from edl.client import Cluster
 from edl.cluster.lifecycle import JobLife, LifeResult, LifeState
 from edl.cluster.manifest import JobManifest
-from edl.core.events import Event, EventKind, GenerationDetails
-from edl.core.records import Stage
 from edl.errors import CoordinationError, UnknownJob
+from edl.events import Event, EventKind, GenerationDetails
+from edl.records import Stage
 from edl.testing.throttle import Throttle
 
 STEP_S, BATCH, SAMPLES = 0.5, 4, 960

@@ -136,8 +136,8 @@ def work(rank: int, size: int, port: int, seed: int) -> None:
     """One worker: a ring for each scope on standard input, a line when it is out of it."""
     import torch
 
-    from edl.core.records import Generation, RingMember
     from edl.errors import RendezvousFailed
+    from edl.records import Generation, RingMember
     from edl.ring.gloo import gloo_ring
     from edl.torch.collectives import TorchCollectives
 
@@ -168,12 +168,12 @@ def work(rank: int, size: int, port: int, seed: int) -> None:
 
 def _cut_one() -> None:
     """Cut one connection of the ring, as a network does; the others stay."""
-    from edl.ring import sockets
+    from edl.ring import gloo
 
-    found = [(inode, seen) for inode, seen in sockets.open_sockets().items() if seen.of_ring]
+    found = [(inode, seen) for inode, seen in gloo.open_sockets().items() if seen.of_ring]
     if found:
         inode, seen = random.choice(found)
-        sockets._shut(seen.descriptor, inode)
+        gloo._shut(seen.descriptor, inode)
 
 
 def _send_until_it_breaks(ring: Ring, sizes: list[int]) -> str:

@@ -22,18 +22,16 @@ from pathlib import Path
 import psutil
 from made import make_job
 
-from edl.coordination.access import Access
-from edl.coordination.decisions import DecisionWriter, job_election
-from edl.coordination.job_store import JobStore
-from edl.coordination.lifecycle import job_names
-from edl.coordination.local_server import local_status, start_local, stop_local
-from edl.coordination.secrets import keep, new_secret
-from edl.coordination.session import Session
-from edl.core.events import Event, FinishedDetails
-from edl.core.job.decision import MembershipDecision
-from edl.core.records import Generation, Host, JobState, Member, RingMember, Stage
-from edl.core.retention import Retention
-from edl.launch.job_garbage_collector import JobGarbageCollector
+from edl.events import Event, FinishedDetails
+from edl.host.job_garbage_collector import JobGarbageCollector
+from edl.job.decision import MembershipDecision
+from edl.records import Generation, Host, JobState, Member, RingMember, Stage
+from edl.retention import Retention
+from edl.zookeeper.access import Access, keep, new_secret
+from edl.zookeeper.local_server import local_status, start_local, stop_local
+from edl.zookeeper.nodes import job_names
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import DecisionWriter, JobStore, job_election
 
 HERE = "127.0.0.1"
 AT_ONCE = 4

@@ -29,11 +29,11 @@ from fault_scenario import START_S, FaultScenario, even, fault_scenario, trainin
 from striker import Striker
 
 from edl.chaos.fault_schedule import Action
-from edl.coordination.job_store import JobStore
-from edl.coordination.job_tree import all_nodes
-from edl.coordination.local_server import start_local, stop_local
-from edl.core.events import Event, SwitchDetails
-from edl.leader.leader import EVENTS_KEPT, EVICTED_KEPT
+from edl.events import Event, SwitchDetails
+from edl.job.leader import EVENTS_KEPT, EVICTED_KEPT
+from edl.zookeeper.local_server import start_local, stop_local
+from edl.zookeeper.nodes import all_nodes
+from edl.zookeeper.store import JobStore
 
 WORKERS = 4
 FRAMEWORKS = {"pytorch": {}} | {

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from edl.chaos.fault_schedule import Action, ObservedWorker, Order, choose_worker
 from edl.chaos.faults import ENDPOINTS, health, is_process_of, post_fault, send_signal
-from edl.coordination.job_store import JobStore
-from edl.core.records import JobState, Member, RequestedBy, Stage
-from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, RingError
+from edl.job.snapshot import Snapshot
+from edl.records import JobState, Member, RequestedBy, Stage
+from edl.zookeeper.store import JobStore
 
 POLL_S = 0.05
 TARGETS = ("worker", "worker", "worker", "leader", "newcomer")

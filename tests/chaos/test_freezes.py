@@ -19,10 +19,10 @@ import pytest
 from fault_scenario import Fault, FaultScenario, even, fault, fault_scenario
 from scenario import longest_stall
 
-from edl.coordination.job_store import JobStore
-from edl.core.events import GenerationDetails
-from edl.core.host.supervision import SupervisorLimits
-from edl.core.records import Member, Stage
+from edl.events import GenerationDetails
+from edl.host.supervision import SupervisorLimits
+from edl.records import Member, Stage
+from edl.zookeeper.store import JobStore
 
 pytestmark = [pytest.mark.chaos]
 

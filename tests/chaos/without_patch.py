@@ -21,7 +21,7 @@ from pathlib import Path
 
 import edl
 from edl import config
-from edl.install.horovod_patches import FOLDER, patches
+from edl.install.horovod_wheel import FOLDER, patches
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edl.core.records import Generation, RingMember
 from edl.errors import RendezvousFailed, RingError, UsageError
+from edl.records import Generation, RingMember
 from edl.ring.ring import CollectiveFailed, Ring
 from edl.step.record import StepRecord
 

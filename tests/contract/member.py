@@ -14,7 +14,7 @@ from typing import Any
 import cases
 import numpy as np
 
-from edl.core.records import Generation
+from edl.records import Generation
 from edl.ring.gloo import gloo_ring
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import cases
 import numpy as np
 
-from edl.core.records import Generation
+from edl.records import Generation
 from edl.ring.loopback import CollectivePoint, LoopbackNetwork
 from edl.testing.schedule import Random, TaskScheduler
 

@@ -19,13 +19,12 @@ import psutil
 import pytest
 from verbs import Verbs
 
-from edl.coordination.access import Access
-from edl.coordination.job_store import JobStore
-from edl.coordination.secrets import candidates
-from edl.coordination.session import Session
 from edl.errors import EdlError
-from edl.launch.supervisor import ONE_SIGNAL_S
+from edl.host.agent import ONE_SIGNAL_S
 from edl.testing.job import events_of, start_process, status_of
+from edl.zookeeper.access import Access, candidates
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import JobStore
 
 STANDIN = str(Path(__file__).with_name("standin_worker.py"))
 WAIT_S = 40.0

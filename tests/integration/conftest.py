@@ -11,8 +11,8 @@ import pytest
 from kazoo.client import KazooClient
 from known import DIGITS
 
-from edl.coordination.session import Session
 from edl.testing.job import Run
+from edl.zookeeper.session import Session
 
 WAIT_S = 60.0
 

@@ -13,8 +13,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import CHECKS, load_all_checks
 
-from edl.http.api_credentials import AUDIENCE
-from edl.http.signing import authorization
+from edl.http.signing import AUDIENCE, authorization
 
 ANSWER_S = 40.0
 EXAMPLES = 25  # requests to each route

@@ -16,12 +16,11 @@ from edl.cluster.host.path_probe import exists_here
 from edl.cluster.nodes import open_cluster
 from edl.cluster.records import HostOffer, HostReport, JobReport
 from edl.cluster.store import ClusterStore, HostOwner, HostRegistration
-from edl.coordination.access import Access
-from edl.coordination.secrets import keep
-from edl.coordination.session import Session
-from edl.core.host.exit_codes import EXIT_CODES, AgentEnd
 from edl.errors import EdlError
-from edl.launch.template import TemplateError
+from edl.host.process import EXIT_CODES, AgentEnd
+from edl.host.template import TemplateError
+from edl.zookeeper.access import Access, keep
+from edl.zookeeper.session import Session
 
 POLL_S = 0.05
 GRACE_S = 10.0  # for an agent to end by itself

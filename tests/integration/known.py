@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from edl.coordination.access import Access
+from edl.zookeeper.access import Access
 
 DIGITS = Access("digits", "0123456789abcdef" * 4)

@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, Self
 
-from edl.core.records import Generation, RingMember
+from edl.records import Generation, RingMember
 from edl.ring.rendezvous import RendezvousServer
 
 START_S = 180.0  # for PyTorch to be imported, on a busy machine

@@ -27,19 +27,25 @@ from types import FrameType
 
 from edl import config
 from edl.binding.process import tell
-from edl.coordination.access import Access
-from edl.coordination.decisions import DecisionWriter, job_election
-from edl.coordination.job_store import JobStore
-from edl.coordination.session import Session
-from edl.core.events import Details, Event, GenerationDetails, SwitchDetails
-from edl.core.job.ages import Ages
-from edl.core.job.decision import Limits
-from edl.core.job.membership import decide
-from edl.core.progress import ProgressSample, TrainingStatus
-from edl.core.records import Generation, JobState, Member, RingFailure, Stage
-from edl.core.snapshot import Snapshot
-from edl.core.switch_parts import SwitchParts
 from edl.errors import CoordinationError, LeadershipLost
+from edl.events import Details, Event, GenerationDetails, SwitchDetails
+from edl.job.decision import Limits
+from edl.job.liveness import Ages
+from edl.job.membership import decide
+from edl.job.snapshot import Snapshot
+from edl.records import (
+    Generation,
+    JobState,
+    Member,
+    ProgressSample,
+    RingFailure,
+    Stage,
+    SwitchParts,
+    TrainingStatus,
+)
+from edl.zookeeper.access import Access
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import DecisionWriter, JobStore, job_election
 
 PERIOD_S = 0.2  # how often it looks although no watch has fired, and tells of its steps
 ABSENT_S = 2.0  # for a member to enter its first ring, without a record

@@ -17,9 +17,9 @@ import pytest
 from cli_shell import DIES_S, STANDIN, WAIT_S, Shell, shell, until
 from scenario import scenario
 
-from edl.launch.adoption import identity
-from edl.launch.supervisor import ONE_SIGNAL_S
-from edl.launch.workers import Workers
+from edl.host.adoption import identity
+from edl.host.agent import ONE_SIGNAL_S
+from edl.host.workers import Workers
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]

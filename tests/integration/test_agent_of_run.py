@@ -13,8 +13,8 @@ import pytest
 from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 
 from edl.client import Job, submit
-from edl.core.host.exit_codes import EXIT_CODES, AgentEnd
-from edl.core.records import RequestedBy
+from edl.host.process import EXIT_CODES, AgentEnd
+from edl.records import RequestedBy
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from test_horovod_build import ADDRESS_BYTES, Store, at, outcome, serve, start_worker, workers
 
-from edl.http.connection import Response
-from edl.http.server import HttpRequest
+from edl.http.server import HttpRequest, Response
 from edl.ring.rendezvous import BULK, RendezvousServer, new_scope, rendezvous_environment
 
 __all__ = ["serve", "workers"]  # fixtures

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 
-from edl.coordination.local_server import start_local, stop_local
+from edl.zookeeper.local_server import start_local, stop_local
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]

@@ -15,8 +15,6 @@ from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 
 from edl.client import Job, connection, submit
 from edl.client.connection import choose_job, connected
-from edl.core.plural import counted
-from edl.core.records import JobState, RequestedBy
 from edl.errors import (
     AccessDenied,
     HostLost,
@@ -26,6 +24,8 @@ from edl.errors import (
     UnknownJob,
     UsageError,
 )
+from edl.records import JobState, RequestedBy
+from edl.text import counted
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]

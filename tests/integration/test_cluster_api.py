@@ -20,11 +20,10 @@ from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 from hand_host import HandHost
 
 from edl.client.http_api import ApiClient, ApiResponse
-from edl.coordination.access import Access
-from edl.coordination.secrets import new_secret
 from edl.errors import CoordinationError
-from edl.http.api_credentials import api_key
+from edl.http.signing import api_key
 from edl.testing.zookeeper import ensemble, free_ports
+from edl.zookeeper.access import Access, new_secret
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 __all__ = ["shell"]

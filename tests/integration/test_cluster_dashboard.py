@@ -22,12 +22,11 @@ from edl.cluster.nodes import create_cluster, open_cluster
 from edl.cluster.records import ClusterRecord
 from edl.cluster.store import ClusterStore
 from edl.cluster.submission import submit_job
-from edl.coordination.access import Access
-from edl.coordination.secrets import CLUSTERS, keep, new_secret
-from edl.coordination.session import Session
-from edl.core.dashboard.job_choice import JobChoice
 from edl.dashboard.cluster_watcher import ClusterWatcher
+from edl.dashboard.view.page import JobChoice
 from edl.testing.zookeeper import ensemble
+from edl.zookeeper.access import CLUSTERS, Access, keep, new_secret
+from edl.zookeeper.session import Session
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 

@@ -33,11 +33,10 @@ from edl.cluster.store import ClusterStore, HostOwner, HostRegistration
 from edl.cluster.submission import submit_job
 from edl.cluster.view import HostView
 from edl.cluster.writer import ClusterWriter, assigned_write
-from edl.coordination.access import Access
-from edl.coordination.secrets import new_secret
-from edl.coordination.session import Session
 from edl.errors import CoordinationError, UsageError
 from edl.testing.zookeeper import ensemble
+from edl.zookeeper.access import Access, new_secret
+from edl.zookeeper.session import Session
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]

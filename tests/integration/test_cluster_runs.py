@@ -16,16 +16,14 @@ from edl.cluster.records import ClusterRecord, Wanted
 from edl.cluster.runs import RunReader
 from edl.cluster.store import ClusterStore, StoredJob
 from edl.cluster.view import AgentView, CreateRun, Order, PlaceRun, RunView, StopRun
-from edl.coordination.access import Access
-from edl.coordination.fenced_session import FencedSession
-from edl.coordination.job_store import JobStore
-from edl.coordination.paths import JobPaths
-from edl.coordination.secrets import new_secret
-from edl.coordination.session import Session
-from edl.coordination.wire import encode
-from edl.core.progress import TrainingStatus
-from edl.core.records import Generation, Host, Job, JobState, RequestedBy, RingMember
 from edl.errors import CoordinationError, LeadershipLost, NotRemovable
+from edl.records import Generation, Host, Job, JobState, RequestedBy, RingMember, TrainingStatus
+from edl.zookeeper.access import Access, new_secret
+from edl.zookeeper.election import FencedSession
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.reads import encode
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import JobStore
 
 pytestmark = pytest.mark.integration
 

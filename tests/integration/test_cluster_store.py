@@ -43,10 +43,6 @@ from edl.cluster.writer import (
     jobs_to_remove,
     life_write,
 )
-from edl.coordination.access import Access
-from edl.coordination.reads import acl as acl_of
-from edl.coordination.reads import get
-from edl.coordination.session import Session
 from edl.errors import (
     AccessDenied,
     ConfigError,
@@ -58,6 +54,10 @@ from edl.errors import (
     UnknownJob,
     UsageError,
 )
+from edl.zookeeper.access import Access
+from edl.zookeeper.reads import acl as acl_of
+from edl.zookeeper.reads import get
+from edl.zookeeper.session import Session
 
 pytestmark = pytest.mark.integration
 
@@ -303,12 +303,12 @@ class TestSubmission:
 
 SUBMITTER = """
 import sys
-from edl.coordination.access import Access
+from edl.zookeeper.access import Access
 from edl.cluster.nodes import open_cluster
 from edl.cluster.store import ClusterQueues
 from edl.cluster.store import ClusterStore
 from edl.cluster.submission import submit_job
-from edl.coordination.session import Session
+from edl.zookeeper.session import Session
 from edl.cluster.manifest import JobManifest
 
 with Session(sys.argv[1]) as session:
@@ -723,7 +723,7 @@ class TestLeader:
             store.events.add(store.events.new(ClusterEventKind.STATE, f"{number}"))
         assert writer.trim_events(keep=4, spare=6)
         assert [number for number, _ in store.events.read()] == list(range(10))
-        monkeypatch.setattr("edl.coordination.events._AT_ONCE", 2)
+        monkeypatch.setattr("edl.zookeeper.events._AT_ONCE", 2)
         monkeypatch.setattr("edl.cluster.writer._TRIM_S", 0.0)
         assert not writer.trim_events(keep=4, spare=5), "a call has a limited time"
         assert [number for number, _ in store.events.read()] == list(range(2, 10))

@@ -48,12 +48,6 @@ from edl.cluster.writer import (
     life_write,
     reasons_write,
 )
-from edl.coordination.access import Access
-from edl.coordination.job_store import JobStore
-from edl.coordination.secrets import CLUSTERS, JOBS, keep, new_secret
-from edl.coordination.session import Session
-from edl.core.events import Event, WorkerExitedDetails
-from edl.core.records import JobState
 from edl.errors import (
     AccessDenied,
     TimedOut,
@@ -61,6 +55,11 @@ from edl.errors import (
     UnknownJob,
     UsageError,
 )
+from edl.events import Event, WorkerExitedDetails
+from edl.records import JobState
+from edl.zookeeper.access import CLUSTERS, JOBS, Access, keep, new_secret
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import JobStore
 
 pytestmark = pytest.mark.integration
 

@@ -23,10 +23,9 @@ from edl.cluster.nodes import create_cluster, open_cluster, own_version
 from edl.cluster.records import ClusterRecord, Goal
 from edl.cluster.store import ClusterStore, StoredJob
 from edl.cluster.submission import submit_job
-from edl.coordination.access import Access
-from edl.coordination.paths import JobPaths
-from edl.coordination.secrets import new_secret
-from edl.coordination.session import Session
+from edl.zookeeper.access import Access, new_secret
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.session import Session
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]

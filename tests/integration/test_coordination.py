@@ -19,33 +19,6 @@ from known import DIGITS
 from made import make_job
 
 from edl.client.connection import in_session_of_job
-from edl.coordination.access import Access
-from edl.coordination.job_store import JobStore
-from edl.coordination.lifecycle import current_run, list_jobs
-from edl.coordination.local_server import start_local, stop_local
-from edl.coordination.reads import children, exists, get
-from edl.coordination.secrets import new_secret
-from edl.coordination.session import Session
-from edl.coordination.wire import encode
-from edl.core.events import DesiredDetails, Event, EventKind, EvictedDetails
-from edl.core.job.profile_hold import ProfileHold
-from edl.core.policy.observation import SizeMeasurement
-from edl.core.policy.scaling_profile import ScalingProfile
-from edl.core.progress import ProgressSample, TrainingStatus
-from edl.core.record import Record
-from edl.core.records import (
-    Assigned,
-    Generation,
-    Host,
-    JobPolicy,
-    JobState,
-    Member,
-    Request,
-    RequestedBy,
-    RingMember,
-    SlotRecord,
-    Stage,
-)
 from edl.errors import (
     AccessDenied,
     ConfigError,
@@ -55,7 +28,33 @@ from edl.errors import (
     UsageError,
     ZooKeeperUnreachable,
 )
+from edl.events import DesiredDetails, Event, EventKind, EvictedDetails
 from edl.http.server import DaemonServer
+from edl.job.profile import ProfileHold
+from edl.policy.observation import SizeMeasurement
+from edl.policy.scaling_profile import ScalingProfile
+from edl.record import Record
+from edl.records import (
+    Assigned,
+    Generation,
+    Host,
+    JobPolicy,
+    JobState,
+    Member,
+    ProgressSample,
+    Request,
+    RequestedBy,
+    RingMember,
+    SlotRecord,
+    Stage,
+    TrainingStatus,
+)
+from edl.zookeeper.access import Access, new_secret
+from edl.zookeeper.local_server import start_local, stop_local
+from edl.zookeeper.nodes import current_run, list_jobs
+from edl.zookeeper.reads import children, encode, exists, get
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import JobStore
 
 pytestmark = pytest.mark.integration
 
@@ -94,7 +93,7 @@ def other(zk_hosts: str):  # type: ignore[no-untyped-def]
 
 LEFT_OPEN = """
 import contextlib, sys
-from edl.coordination.session import Session
+from edl.zookeeper.session import Session
 @contextlib.contextmanager
 def client():
     with Session(sys.argv[1]) as session:

@@ -69,7 +69,7 @@ def test_tensorflow_and_edl_read_each_others_files(
 MAKING = """
 import logging, os, sys, time
 from pathlib import Path
-from edl.data.index import Index, index_of
+from edl.data.files import Index, index_of
 
 class Waiting(logging.Handler):
     "Touches a file when this process did not get the lock."

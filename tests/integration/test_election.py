@@ -12,17 +12,13 @@ import pytest
 from known import DIGITS
 from made import make_job
 
-from edl.coordination.decisions import DecisionWriter, job_election
-from edl.coordination.election import Election, Leadership, Write
-from edl.coordination.job_store import JobStore
-from edl.coordination.nodes import JobNodes
-from edl.coordination.session import Refused, Session
-from edl.core.events import Event, EvictedDetails, GenerationDetails
-from edl.core.job.decision import MembershipDecision
-from edl.core.job.desired import DesiredChange, set_desired
-from edl.core.job.ending import JobEnd
-from edl.core.progress import TrainingStatus
-from edl.core.records import (
+from edl.errors import CoordinationError, LeadershipLost, UnknownJob
+from edl.events import Event, EvictedDetails, GenerationDetails
+from edl.job.candidate import Candidate
+from edl.job.decision import DesiredChange, MembershipDecision, set_desired
+from edl.job.membership import JobEnd
+from edl.job.pending_writes import PendingWrites
+from edl.records import (
     Generation,
     JobState,
     Leader,
@@ -32,11 +28,13 @@ from edl.core.records import (
     RingFailure,
     RingMember,
     Stage,
+    TrainingStatus,
 )
-from edl.daemon.candidate import Candidate
-from edl.daemon.pending_writes import PendingWrites
-from edl.errors import CoordinationError, LeadershipLost, UnknownJob
 from edl.worker.shared_state import SharedState
+from edl.zookeeper.election import Election, Leadership, Write
+from edl.zookeeper.nodes import JobNodes
+from edl.zookeeper.session import Refused, Session
+from edl.zookeeper.store import DecisionWriter, JobStore, job_election
 
 pytestmark = pytest.mark.integration
 

@@ -13,15 +13,13 @@ from known import DIGITS
 from made import make_job
 from scenario import Scenario, scenario
 
-from edl.coordination.job_copy import NUMBERS
-from edl.coordination.job_store import JobStore
-from edl.coordination.reads import children, delete_node
-from edl.coordination.session import Session
-from edl.coordination.wire import encode
-from edl.core.events import Event, JobRestoredDetails
-from edl.core.records import Generation, JobState, Leader, RingMember
 from edl.errors import EdlError, UnknownJob
+from edl.events import Event, JobRestoredDetails
+from edl.records import Generation, JobState, Leader, RingMember
 from edl.testing.zookeeper import ensemble
+from edl.zookeeper.reads import children, delete_node, encode
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import NUMBERS, JobStore
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -9,7 +9,7 @@ import pytest
 from scenario import Scenario, scenario
 
 from edl.checkpoint import format as files
-from edl.core.host.job_end import TOLD
+from edl.host.job_end import TOLD
 from edl.testing.zookeeper import Server, ensemble
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

@@ -10,15 +10,14 @@ import pytest
 from cli_shell import STANDIN, Shell, shell, until
 from made import make_job
 
-from edl.coordination.access import Access
-from edl.coordination.job_store import JobStore
-from edl.coordination.lifecycle import delete_ended, job_names
-from edl.coordination.secrets import keep, new_secret
-from edl.coordination.session import Session
-from edl.core.records import Host, JobState
-from edl.core.retention import Retention
 from edl.errors import JobExists, UsageError
-from edl.launch.job_garbage_collector import JobGarbageCollector
+from edl.host.job_garbage_collector import JobGarbageCollector
+from edl.records import Host, JobState
+from edl.retention import Retention
+from edl.zookeeper.access import Access, keep, new_secret
+from edl.zookeeper.nodes import delete_ended, job_names
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import JobStore
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]

@@ -19,13 +19,12 @@ from scenario import scenario
 from test_sessions import OPEN, expire, has_come_up, whole
 
 from edl.config import Config
-from edl.core.job.stall import IN_USER_CODE, Activity
-from edl.core.job_spec import JobSettings
-from edl.core.progress import WorkerProgress
-from edl.core.records import Generation, Member, RingMember, Stage
-from edl.core.snapshot import Snapshot
 from edl.http.server import DaemonServer
-from edl.leader.failure_detector import FailureDetector
+from edl.job.leader import FailureDetector
+from edl.job.snapshot import Snapshot
+from edl.job.stall import IN_USER_CODE, Activity
+from edl.records import Generation, Member, RingMember, Stage, WorkerProgress
+from edl.spec import JobSettings
 from edl.testing.throttle import Throttle
 from edl.worker.shared_state import SharedState
 

@@ -19,7 +19,8 @@ import forked
 import pytest
 
 from edl import config, horovod_build
-from edl.install import horovod_patches, horovod_wheel
+from edl.install import horovod_wheel
+from edl.install import horovod_wheel as horovod_patches
 
 WORKER = Path(__file__).with_name("horovod_init_worker.py")
 REDUCING_WORKER = Path(__file__).with_name("horovod_reducing_worker.py")

@@ -15,7 +15,7 @@ import pytest
 from cli_shell import Shell, shell
 
 from edl.errors import REFUSED_EXIT
-from edl.install import horovod_patches
+from edl.install import horovod_wheel
 
 pytestmark = [pytest.mark.integration]
 __all__ = ["shell"]
@@ -40,8 +40,8 @@ def patched(tmp_path: Path) -> Path:
     text = (installed / "common" / "basics.py").read_text()
     (copy / "common" / "basics.py").write_text(text)
     if SENTENCE not in text:
-        (own_init,) = (one for one in horovod_patches.patches() if one.name == OWN_INIT)
-        horovod_patches.apply(copy.parent, [own_init])
+        (own_init,) = (one for one in horovod_wheel.patches() if one.name == OWN_INIT)
+        horovod_wheel.apply(copy.parent, [own_init])
     return copy.parent
 
 

@@ -17,10 +17,10 @@ from paths import ROOT, SCRIPTS
 from scenario import Scenario, scenario
 from wrong import answers_of, assert_a_sentence
 
-from edl.core.plural import verb, workers_train
 from edl.testing import throttle
 from edl.testing.job import Job, Status, started
 from edl.testing.throttle import Throttle
+from edl.text import verb, workers_train
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -13,8 +13,8 @@ from cli_shell import STANDIN, Running, Shell, shell
 from kazoo.client import KazooClient
 from made import make_job
 
-from edl.coordination.paths import JobPaths
-from edl.core.records import JobState
+from edl.records import JobState
+from edl.zookeeper.paths import JobPaths
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]

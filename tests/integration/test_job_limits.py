@@ -20,7 +20,7 @@ from systemd_namespace import Systemd, booted
 
 from benchmarks.cluster.live import LiveCluster
 from edl.cluster.manifest import JobManifest
-from edl.core.job_spec import JobSettings
+from edl.spec import JobSettings
 from edl.testing.zookeeper import ensemble
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]

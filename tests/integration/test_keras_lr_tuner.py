@@ -19,8 +19,8 @@ import json
 import numpy as np
 import tensorflow as tf
 import edl.tensorflow as edl
-from edl.core.policy import lr_tuner as policy
-from edl.core.policy.lr_fit import points
+from edl.policy import lr_tuner as policy
+from edl.policy.lr_tuner import points
 from edl.binding import lr_tuner as shared
 from edl.tensorflow import probe as probes
 from edl.tensorflow.probe import Probe, TracedLoss

@@ -17,15 +17,9 @@ import psutil
 import pytest
 
 from edl import config
-from edl.coordination.local_server import (
-    _lives,
-    find_local,
-    local_status,
-    start_local,
-    stop_local,
-)
-from edl.coordination.session import Session
 from edl.errors import CoordinationError, UsageError
+from edl.zookeeper.local_server import _lives, find_local, local_status, start_local, stop_local
+from edl.zookeeper.session import Session
 
 pytestmark = pytest.mark.integration
 
@@ -138,7 +132,7 @@ def test_many_that_start_it_at_once_get_the_same_server(state: Path) -> None:
 
 def test_it_survives_its_starter_and_the_signals_of_its_group(state: Path) -> None:
     program = (
-        "import pathlib, sys; from edl.coordination.local_server import start_local; "
+        "import pathlib, sys; from edl.zookeeper.local_server import start_local; "
         "print(start_local(pathlib.Path(sys.argv[1])))"
     )
     done = subprocess.run(

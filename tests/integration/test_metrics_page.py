@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from edl.core.metric import Sample, counter
 from edl.http.exposition import MetricsHandler
 from edl.http.server import DaemonServer
+from edl.metric import Sample, counter
 
 pytestmark = pytest.mark.integration
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from known import DIGITS
 
-from edl.coordination import session as sessions
-from edl.coordination.access import Access
-from edl.coordination.reads import children, get
-from edl.coordination.session import Session
 from edl.errors import AccessDenied
+from edl.zookeeper import session as sessions
+from edl.zookeeper.access import Access
+from edl.zookeeper.reads import children, get
+from edl.zookeeper.session import Session
 
 pytestmark = pytest.mark.integration
 
@@ -117,7 +117,7 @@ def test_a_server_that_does_not_know_the_request_is_asked_one_by_one(
     def unknown(client: Any, reads: Any) -> Any:
         sent.append(len(reads))
         result = client.handler.async_result()
-        result.set_exception(sessions.UNKNOWN[0]("the response is empty"))
+        result.set_exception(sessions.UNREADABLE[0]("the response is empty"))
         return result
 
     monkeypatch.setattr(sessions, "read_together", unknown)

@@ -13,13 +13,12 @@ from made import make_job
 
 from edl import config
 from edl.cli.main import invoke
-from edl.client.observing import ObservedJob, ObservedJobs
-from edl.coordination.access import Access
-from edl.coordination.job_store import JobStore
-from edl.coordination.secrets import keep
-from edl.coordination.session import Session
-from edl.core.events import CheckpointFailedDetails, Event
-from edl.core.records import JobState, Member
+from edl.client.job import ObservedJob, ObservedJobs
+from edl.events import CheckpointFailedDetails, Event
+from edl.records import JobState, Member
+from edl.zookeeper.access import Access, keep
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import JobStore
 
 pytestmark = pytest.mark.integration
 Wait = Callable[..., None]

@@ -14,12 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from edl.core.job.liveness import Liveness
 from edl.errors import RendezvousFailed, RingError
 from edl.http.client import ask, fetch, http_put, rendezvous_path, send_change
-from edl.http.connection import BODY_BYTES
-from edl.http.server import HttpRequest
+from edl.http.server import BODY_BYTES, HttpRequest
 from edl.http.signing import Authenticator, authorization, http_key
+from edl.job.liveness import Liveness
 from edl.ring.rendezvous import (
     BULK,
     EARLY,

@@ -25,24 +25,24 @@ from kazoo.security import make_digest_acl
 from made import make_job
 from paths import SCRIPTS
 
+from edl import records
 from edl.chaos.fault_schedule import Action
 from edl.chaos.faults import post_fault
 from edl.cli.main import invoke
-from edl.coordination.access import OPEN, Access
-from edl.coordination.job_store import JobStore
-from edl.coordination.job_tree import all_nodes
-from edl.coordination.local_server import start_local, stop_local
-from edl.coordination.paths import JOBS, JobPaths
-from edl.coordination.reads import acl, get
-from edl.coordination.session import Session
-from edl.core import records
-from edl.core.events import Event, EvictedDetails
 from edl.errors import AccessDenied
+from edl.events import Event, EvictedDetails
 from edl.http import client
 from edl.http.signing import authorization, http_key
 from edl.secret_file import read_secret
 from edl.testing.job import Job
 from edl.testing.throttle import Throttle
+from edl.zookeeper.access import OPEN, Access
+from edl.zookeeper.local_server import start_local, stop_local
+from edl.zookeeper.nodes import all_nodes
+from edl.zookeeper.paths import JOBS, JobPaths
+from edl.zookeeper.reads import acl, get
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import JobStore
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
@@ -247,7 +247,7 @@ class TestTheSecret:
     def test_it_is_in_no_log_and_no_answer(self, training: Training) -> None:
         job = training.job
         texts = [job.edl("events", "--json"), job.edl("status", "--json"), job.output()]
-        assert "edl.coordination.kazoo: Sending request" in job.output()  # logged in all detail
+        assert "edl.zookeeper.kazoo: Sending request" in job.output()  # logged in all detail
         for member in training.store.snapshot().members:
             texts.append(client.fetch(member.address, member.port, "/health", 10.0)[1].decode())
         for needle in _needles(training):
@@ -269,7 +269,7 @@ class TestTheSecret:
         self, zk_hosts: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         access = Access("x", OTHER)
-        caplog.set_level(1, "edl.coordination.kazoo")
+        caplog.set_level(1, "edl.zookeeper.kazoo")
         with Session(zk_hosts) as session:
             session.identify(access)
             session.client.restart()  # which sends it again

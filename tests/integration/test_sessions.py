@@ -10,10 +10,10 @@ from scenario import Scenario, longest_stall, scenario
 
 from edl.chaos.fault_schedule import Action
 from edl.chaos.faults import post_fault
-from edl.coordination.job_store import JobStore
-from edl.coordination.reads import exists
-from edl.core.records import Member, Stage
-from edl.core.snapshot import Snapshot
+from edl.job.snapshot import Snapshot
+from edl.records import Member, Stage
+from edl.zookeeper.reads import exists
+from edl.zookeeper.store import JobStore
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -9,8 +9,8 @@ import pytest
 from cli_shell import STANDIN, WAIT_S, Shell, shell, until
 
 from edl.client import Job, submit
-from edl.core.records import Host
 from edl.errors import UsageError
+from edl.records import Host
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]

@@ -26,9 +26,9 @@ from cli_shell import STANDIN, WAIT_S, Shell, shell, until
 from paths import SCRIPTS
 
 from edl.binding.process import divided, write_imports
-from edl.launch.template import Child, Template, TemplateRefused, why_none
-from edl.launch.template.keeper import DEATHS, TemplateKeeper
-from edl.launch.workers import Workers
+from edl.host.template import Child, Template, TemplateRefused, why_none
+from edl.host.template.keeper import DEATHS, TemplateKeeper
+from edl.host.workers import Workers
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
@@ -194,10 +194,10 @@ def test_the_imports_see_what_the_first_script_had_set_and_the_worker_does_not(p
 
 def test_what_is_written_down_is_what_comes_from_installed_packages(tmp_path: Path) -> None:
     names, own = divided(sys.modules)
-    assert {"json", "numpy", "edl", "edl.launch.template", "psutil"} <= {*names}
+    assert {"json", "numpy", "edl", "edl.host.template", "psutil"} <= {*names}
     assert not {"__main__", "cli_shell", "paths", __name__} & {*names}
     assert {"cli_shell", "paths", __name__} <= {*own}
-    assert names.index("edl") < names.index("edl.launch.template")
+    assert names.index("edl") < names.index("edl.host.template")
     path = tmp_path / "imports"
     write_imports(path, {"SAME": "1", "CHANGED": "1", "GONE": "1"}, {"SAME": "1", "CHANGED": "2"})
     assert json.loads(path.read_text())["environment"] == {"CHANGED": "2", "GONE": None}
@@ -375,7 +375,7 @@ def test_a_worker_that_is_killed_while_it_is_forked_has_ended(
 DIES_WHILE_IT_FORKS = """
 import os, sys, time
 from pathlib import Path
-from edl.launch.template import Template
+from edl.host.template import Template
 place, environment = Path.cwd(), dict(os.environ)
 command = [sys.executable, "-c", "open('ran', 'w').close()"]
 template = Template(command, place, environment, place / "imports", place / "output")

@@ -23,11 +23,10 @@ from edl.cluster.store import ClusterJobs, ClusterStore, signing_key
 from edl.cluster.submission import submit_job
 from edl.cluster.tenants import TenantRequest, TenantResponses, TenantVerb
 from edl.cluster.writer import RequestNodes
-from edl.coordination.nodes import content
-from edl.coordination.reads import children, delete_node, get
-from edl.coordination.session import Session
-from edl.coordination.wire import encode
 from edl.errors import CoordinationError, LeadershipLost, UsageError
+from edl.zookeeper.nodes import content
+from edl.zookeeper.reads import children, delete_node, encode, get
+from edl.zookeeper.session import Session
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 

@@ -37,10 +37,6 @@ from edl.cluster.submission import TenantStore, open_tenant_store, submit_job
 from edl.cluster.tenants import TenantRequest, TenantVerb
 from edl.cluster.view import HostView
 from edl.cluster.writer import ClusterWriter, jobs_to_remove, life_write
-from edl.coordination.access import Access
-from edl.coordination.secrets import CLUSTERS, keep
-from edl.coordination.session import Session
-from edl.coordination.wire import encode
 from edl.errors import (
     AccessDenied,
     CoordinationError,
@@ -49,6 +45,9 @@ from edl.errors import (
     UnknownJob,
     UsageError,
 )
+from edl.zookeeper.access import CLUSTERS, Access, keep
+from edl.zookeeper.reads import encode
+from edl.zookeeper.session import Session
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 

@@ -204,7 +204,7 @@ with tf.compat.v1.Session() as s:
 WRONG_USES = {
     "a layer that carries its state on, where others train, too": (
         """
-from edl.tensorflow.model_build import refuse_stateful
+from edl.tensorflow.training import refuse_stateful
 edl.init()
 layers = keras.Input(batch_shape=(4, 1, 1)), keras.layers.LSTM(2, stateful=True, name="memory")
 model = keras.Sequential(layers)
@@ -1030,7 +1030,7 @@ assert order[:2] == ["closed", "combined"], order
         """
 import inspect
 from types import SimpleNamespace
-from edl.tensorflow.keras_callbacks.additive import is_additive
+from edl.tensorflow.keras_callbacks.metrics import is_additive
 from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
 rng = np.random.default_rng(0)
 labels, ones = rng.integers(0, 3, 23), np.eye(3, dtype=np.float32)
@@ -1089,7 +1089,7 @@ assert history.history["s"] == [4.0], history.history
         """
 import logging
 from types import SimpleNamespace
-from edl.tensorflow.keras_callbacks.additive import is_additive
+from edl.tensorflow.keras_callbacks.metrics import is_additive
 from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
 import pathlib, sys
 folder = tempfile.mkdtemp(); sys.path.insert(0, folder)
@@ -1249,9 +1249,9 @@ import logging
 from types import SimpleNamespace
 from edl.tensorflow import training
 from edl.binding import process
-from edl.tensorflow.loss import watch_losses
+from edl.tensorflow.training import watch_losses
 said = []
-logging.getLogger("edl.tensorflow.loss").addHandler(
+logging.getLogger("edl.tensorflow.training").addHandler(
     SimpleNamespace(level=0, handle=lambda record: said.append(record.getMessage())))
 edl.init(); losses, layers = keras.losses, keras.layers
 step_input = SimpleNamespace(open=True)
@@ -1354,7 +1354,7 @@ assert mapped(two) != again == mapped(one)
     ),
     "columns of many kinds": (
         """
-from edl.tensorflow.columns import LazyColumn
+from edl.tensorflow.source import LazyColumn
 from edl.tensorflow.source import reader_of
 class Series:  # of pandas, whose [i] is by label
     def to_numpy(self): return np.arange(4)
@@ -1563,7 +1563,7 @@ assert edl.step() == 4 and (model.coder.get_weights()[0] != before).all()
     "models that fit builds": (
         """
 from types import SimpleNamespace
-from edl.tensorflow.model_build import build_model
+from edl.tensorflow.training import build_model
 class Normed(keras.Model):
     def __init__(self):
         super().__init__()
@@ -2113,7 +2113,7 @@ assert edl.step() == 4
     "what workers exchange at the end of an epoch": (
         """
 from edl.errors import UsageError
-from edl.tensorflow.keras_callbacks.agreement import Met, end_row, job_metrics, met, metrics_row
+from edl.tensorflow.keras_callbacks.order import Met, end_row, job_metrics, met, metrics_row
 rows = [metrics_row(w, n, {"loss": x}) for w, n, x in ((4, 30, 1.0), (0, 10, 5.0), (2, 0, np.nan))]
 assert job_metrics(rows, ["loss"]) == {"loss": 2.0}
 odd = metrics_row(7, 1, {"loss": 1.0, "val_loss": 2.0})
@@ -2135,7 +2135,7 @@ assert met([end_row(4, True, False), end_row(0, True, False)]) == Met(
         """
 from collections import Counter, deque
 from edl.tensorflow.keras_callbacks.memory import CallbackStates, _Memory
-from edl.tensorflow.keras_callbacks.values import NoData, value_fingerprint, restored_value, taken
+from edl.tensorflow.keras_callbacks.memory import NoData, value_fingerprint, restored_value, taken
 mean = keras.metrics.Mean()
 mean.update_state([1.0, 3.0])
 some = {

@@ -11,11 +11,11 @@ from known import DIGITS
 from made import make_job
 
 from edl.config import Config
-from edl.coordination.job_store import JobStore
-from edl.coordination.session import Session
-from edl.daemon.daemon import Daemon
+from edl.job.daemon import Daemon
 from edl.ring.gloo import gloo_ring
 from edl.worker.shared_state import SharedState
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import JobStore
 
 pytestmark = pytest.mark.integration
 

@@ -14,7 +14,7 @@ from cli_shell import STANDIN, Shell, shell, until
 from paths import SCRIPTS
 from scenario import Scenario, freeze, scenario
 
-from edl.core.host.supervision import SupervisorLimits
+from edl.host.supervision import SupervisorLimits
 
 pytestmark = [pytest.mark.integration]
 __all__ = ["shell"]

@@ -1,6 +1,6 @@
 """A job in memory: processes, ZooKeeper's nodes and rings, small enough to be obviously right.
 
-Only the decisions are the real ones (:func:`edl.core.job.membership.decide`). Everything else
+Only the decisions are the real ones (:func:`edl.job.membership.decide`). Everything else
 follows docs/explanation/protocol.md in its barest form, and everything that may happen late or
 never is a method of its own, so that a test chooses when it happens.
 
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from edl.core.job.ages import Ages, AgeTracker
-from edl.core.job.borrowing import (
+from edl.errors import UsageError
+from edl.job.borrowing import (
     NO_LEASE_TERMS,
     LeaseTerms,
     ReclaimTracker,
@@ -27,11 +27,12 @@ from edl.core.job.borrowing import (
     returned,
     without_reclaimed,
 )
-from edl.core.job.decision import Limits, MembershipDecision
-from edl.core.job.desired import set_desired
-from edl.core.job.membership import decide
-from edl.core.job.placement import Placement
-from edl.core.records import (
+from edl.job.decision import Limits, MembershipDecision, set_desired
+from edl.job.liveness import Ages, AgeTracker
+from edl.job.membership import decide
+from edl.job.placement import Placement
+from edl.job.snapshot import Snapshot
+from edl.records import (
     Assigned,
     Desired,
     Generation,
@@ -46,8 +47,6 @@ from edl.core.records import (
     RingMember,
     Stage,
 )
-from edl.core.snapshot import Snapshot
-from edl.errors import UsageError
 
 LIMITS = Limits(
     start_s=20,

@@ -19,9 +19,9 @@ from counting_judge import judge_finished, judge_stopped
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from edl.core.policy.stragglers import Stragglers
-from edl.core.records import JobState
 from edl.errors import JobFailed, WorkerEvicted
+from edl.policy.stragglers import Stragglers
+from edl.records import JobState
 from edl.testing.counting import Counting, CountingModel
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 

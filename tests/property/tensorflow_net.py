@@ -16,7 +16,7 @@ import tensorflow as tf
 from test_logical_bits import LogicalNet
 
 from edl.binding.loop import BatchSteps, RandomNumbers
-from edl.core.job.state_share import WHOLE_STATE, StateShare
+from edl.job.state_share import WHOLE_STATE, StateShare
 from edl.step.batching import Batching, logical_batching
 from edl.step.source import AlignedSource
 from edl.tensorflow import logical

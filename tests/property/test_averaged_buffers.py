@@ -15,8 +15,8 @@ from scenarios import points
 
 from edl.binding.loop import BatchSteps
 from edl.binding.replica import FrameworkReplica
-from edl.core.job.state_share import WHOLE_STATE, StateShare
-from edl.core.records import JobState
+from edl.job.state_share import WHOLE_STATE, StateShare
+from edl.records import JobState
 from edl.ring.ring import Ring
 from edl.testing.counting import Counting, CountingBatchSource, CountingModel, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker

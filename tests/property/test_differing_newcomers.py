@@ -14,10 +14,10 @@ import pytest
 from counting_judge import judge_finished
 from scenarios import struck_around
 
-from edl.core.events import Event, StateDiffersDetails
-from edl.core.job.signature import Arithmetic, ScriptOfJob
-from edl.core.records import JobState
 from edl.errors import DataError, NewcomerDiffers, StepsBack
+from edl.events import Event, StateDiffersDetails
+from edl.job.script import Arithmetic, ScriptOfJob
+from edl.records import JobState
 from edl.step.source import SUBSET, Source
 from edl.testing.counting import Counting
 from edl.testing.loopback import LoopbackJob, LoopbackWorker

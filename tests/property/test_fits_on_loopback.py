@@ -16,9 +16,8 @@ import pytest
 from scenarios import points, sampled
 
 from edl.binding.loop import BatchSteps, end_batch
-from edl.core.job.fits import DoneFit, FitIsDone, ScriptFits
-from edl.core.job.signature import ScriptOfJob
-from edl.core.records import JobState
+from edl.job.script import DoneFit, FitIsDone, ScriptFits, ScriptOfJob
+from edl.records import JobState
 from edl.testing.counting import Counting, CountingBatchSource, CountingModel, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from scenarios import SEEDS, Change
 
 from edl.binding.loop import BatchSteps
-from edl.core.job.state_share import WHOLE_STATE, StateShare
-from edl.core.records import JobState
 from edl.diagnose import LayerBalance
+from edl.job.state_share import WHOLE_STATE, StateShare
+from edl.records import JobState
 from edl.step.engine import Batch
 from edl.step.state_check import WHOLE, StateGroup
 from edl.testing.counting import (

@@ -19,7 +19,7 @@ import pytest
 from scenarios import Fault, Scenario, points
 
 from edl.binding.loop import BatchSteps
-from edl.core.records import JobState, RingFailure
+from edl.records import JobState, RingFailure
 from edl.testing.counting import (
     Counted,
     Counting,

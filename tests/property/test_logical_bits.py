@@ -17,10 +17,10 @@ from loopback_tensors import MEMBERS, on_loopback
 from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
 
 from edl.binding.loop import BatchSteps, RandomNumbers
-from edl.core.events import EventKind, ExactAuditDetails
-from edl.core.job.state_share import WHOLE_STATE, StateShare
-from edl.core.records import JobState
 from edl.errors import NewcomerDiffers, UsageError
+from edl.events import EventKind, ExactAuditDetails
+from edl.job.state_share import WHOLE_STATE, StateShare
+from edl.records import JobState
 from edl.step.batching import Batching, logical_batching
 from edl.step.source import AlignedSource
 from edl.testing.counting import CountingBatchSource, CountingModel, Vector

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scenarios import SEEDS, SHORT, Change, Fault, Scenario, faults, points, scales, scripts, some
 
-from edl.core.records import JobState
+from edl.records import JobState
 from edl.testing.counting import Counting
 from edl.testing.loopback import LoopbackJob
 from edl.testing.memory import LIMITS

@@ -9,7 +9,7 @@ import pytest
 from scenarios import Scenario, sampled
 
 from edl.binding.loop import BatchSteps
-from edl.core.records import JobState
+from edl.records import JobState
 from edl.step.engine import Batch
 from edl.testing.counting import (
     Counted,

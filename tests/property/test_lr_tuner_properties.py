@@ -7,8 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.core.policy.lr_fit import fitted, points
-from edl.core.policy.lr_tuner import MeasuredUpdate, TunerState, Tuning
+from edl.policy.lr_tuner import MeasuredUpdate, TunerState, Tuning, fitted, points
 
 TOTAL, BATCH = 60_000, 10
 LOSSES = st.floats(allow_nan=True, allow_infinity=True)

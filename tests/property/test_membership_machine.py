@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 from made import make_job
 from model import LIMITS, Model
 
-from edl.core.records import Desired, JobState, Request, RequestKind, Stage
+from edl.records import Desired, JobState, Request, RequestKind, Stage
 
 HOSTS = ("a", "b", "c")
 PICK = st.integers(0, 9)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import pytest
 
 from edl.binding.loop import BatchSteps
-from edl.core.records import JobState
 from edl.errors import JobFailed, JobTrained, NewcomerDiffers, StepsBack
+from edl.records import JobState
 from edl.testing.counting import (
     Counted,
     Counting,

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
 
-from edl.core.records import JobState
+from edl.records import JobState
 from edl.testing.counting import Counting
 
 

@@ -11,14 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenarios import sampled
 
-from edl.core.policy.cost import Cost
-from edl.core.policy.goodput import Goodput
-from edl.core.policy.observation import Observation, Rule, SizeMeasurement, State
-from edl.core.policy.scaling import ScalingModel, step_time_samples
-from edl.core.policy.step_time import StepTime
-from edl.core.policy.step_time_fit import fit
-from edl.core.policy.throughput import Throughput
-from edl.core.sizes import Sizes
+from edl.policy.file import ScalingModel, step_time_samples
+from edl.policy.goodput import Cost, Goodput, Throughput
+from edl.policy.observation import Observation, Rule, SizeMeasurement, State
+from edl.policy.step_time import StepTime
+from edl.policy.step_time_fit import fit
+from edl.spec import Sizes
 
 HOUR = 3600.0
 NOISE = 0.2

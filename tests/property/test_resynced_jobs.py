@@ -13,8 +13,8 @@ import pytest
 from counting_judge import judge_finished
 from scenarios import points
 
-from edl.core.events import Event, StateDiffersDetails
-from edl.core.records import JobState
+from edl.events import Event, StateDiffersDetails
+from edl.records import JobState
 from edl.testing.counting import Counting
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 

@@ -22,9 +22,9 @@ from scenarios import struck_around
 from edl.binding import elastic
 from edl.binding.elastic import Plain, State
 from edl.binding.replica import ByteRange, of_array
-from edl.core.events import StateDiffersDetails
-from edl.core.records import JobState
 from edl.errors import JobFailed, NewcomerDiffers, RingBroken, StateDiffers
+from edl.events import StateDiffersDetails
+from edl.records import JobState
 from edl.ring.ring import Ring
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 from edl.worker.worker import Worker

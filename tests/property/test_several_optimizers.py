@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scenarios import SEEDS, Change, Fault, Scenario, faults, points, sampled, scales, some
 from several_optimizers import BOTH_FIRST, GAN, ONE, THREE, TOGETHER, CountingSeveral
 
-from edl.core.records import JobState
+from edl.records import JobState
 
 SCHEDULES = {
     "as in a GAN": (GAN,),

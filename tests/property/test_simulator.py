@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from edl.cluster.policies.edl import EdlPolicy, curve, fair_wait_s
 from edl.cluster.policies.simple import MaxMin
 from edl.cluster.state import Allocation, ClusterJob, ClusterPolicy, QueuePolicy, slot_count
-from edl.simulator.failures import Failures
+from edl.simulator.costs import Failures
 from edl.simulator.published.policies.pollux_policy import Pollux
 from edl.simulator.registry import POLICIES, registered_policy
 from edl.simulator.results import Result
-from edl.simulator.work import SubmittedJob
+from edl.simulator.workload import SubmittedJob
 
 MACHINES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 EVERY = pytest.mark.parametrize("name", POLICIES)

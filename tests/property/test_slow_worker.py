@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scenarios import Change, Scenario
 
-from edl.core.events import Event, EventKind, SlowWorkerDetails
+from edl.events import Event, EventKind, SlowWorkerDetails
 from edl.step.timing import OF_STEPS, slow
 from edl.testing.counting import Counting
 from edl.testing.loopback import LoopbackJob, LoopbackWorker

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenarios import SEEDS, Change, Fault, Scenario, faults, sampled, scales, some
 
-from edl.core.policy.stragglers import Stragglers
-from edl.core.records import JobState
+from edl.policy.stragglers import Stragglers
+from edl.records import JobState
 from edl.testing.counting import Counting
 from edl.testing.loopback import LoopbackWorker
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenarios import SEEDS, Change, Fault, Scenario, faults, points, sampled, scales, some
 
-from edl.core.records import JobState
+from edl.records import JobState
 from edl.testing.counting import Counting
 
 MORE = settings(max_examples=3 * settings().max_examples)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenarios import SEEDS, Change, Fault, Scenario, faults, points, scales, some
 
-from edl.core.records import JobState
+from edl.records import JobState
 
 pytestmark = pytest.mark.long  # tests/README.md, Time
 FEWER = settings(max_examples=max(10, settings().max_examples // 2))

@@ -33,7 +33,7 @@ from several_optimizers import (
 )
 
 from edl.binding.loop import BatchSteps
-from edl.core.records import JobState
+from edl.records import JobState
 from edl.ring.ring import Ring
 from edl.testing.counting import Counted, CountingBatchSource, CountingModel, Vector, source_of
 from edl.testing.loopback import LoopbackWorker
@@ -421,7 +421,7 @@ def in_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return float(clock.now)
 
     monkeypatch.setattr("edl.binding.lr_tuner.now_s", now_s)
-    monkeypatch.setattr("edl.core.policy.lr_tuner.SETTLE", 2)  # these jobs are short
+    monkeypatch.setattr("edl.policy.lr_tuner.SETTLE", 2)  # these jobs are short
     yield
     WORKERS.clear()
 

@@ -16,7 +16,7 @@ from scenarios import points
 
 from edl.binding.loop import BatchSteps
 from edl.binding.replica import TrackedCopies
-from edl.core.records import JobState
+from edl.records import JobState
 from edl.ring.ring import Ring
 from edl.testing.counting import Counting, CountingBatchSource, CountingModel, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker

@@ -10,40 +10,38 @@ from typing import Any
 import pytest
 from made import Clock, make_job, wanted
 
-from edl.core.events import GlobalBatchDetails, PolicyDetails, StragglerDetails
-from edl.core.job.desired import DesiredChange
-from edl.core.job.profile import Curve, Point
-from edl.core.job.profile_hold import ProfileHold
-from edl.core.policy.observation import SizeMeasurement
-from edl.core.policy.ring_report import RingReport
-from edl.core.policy.scaling_profile import ScalingProfile
-from edl.core.policy.stragglers import (
+from edl.events import GlobalBatchDetails, PolicyDetails, StragglerDetails
+from edl.job.decision import DesiredChange
+from edl.job.policy_loop import KEEP_S, UNTIMED, PolicyLoop, PolicyResult
+from edl.job.profile import Curve, Point, ProfileHold
+from edl.job.snapshot import Snapshot
+from edl.policy.observation import SizeMeasurement
+from edl.policy.scaling_profile import ScalingProfile
+from edl.policy.stragglers import (
     NO_MITIGATION,
     Mitigation,
+    RingReport,
     StragglerCause,
     StragglerReport,
     Times,
 )
-from edl.core.progress import ProgressSample
-from edl.core.records import (
+from edl.records import (
     Desired,
     Generation,
     Host,
     JobPolicy,
     JobState,
     Member,
+    ProgressSample,
     Request,
     RequestedBy,
     RequestKind,
     RingMember,
     Stage,
 )
-from edl.core.snapshot import Snapshot
-from edl.leader.policy_loop import UNTIMED, PolicyLoop, PolicyResult
-from edl.leader.size_policy import KEEP_S
 from edl.step.batching import Batching
 from edl.step.noise import NoiseScale
-from edl.testing.noise import known_noise
+from edl.testing.counting import known_noise
 
 TEXT = '[size]\nrule = "throughput"\nevery_steps = 10\nstaying_steps = 10\n'
 HERE = "127.0.0.1"
@@ -308,7 +306,7 @@ def test_a_rule_that_fails_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> N
     def fails(*_: object) -> None:
         raise ZeroDivisionError("of nothing")
 
-    monkeypatch.setattr("edl.core.policy.throughput.Throughput.__call__", fails)
+    monkeypatch.setattr("edl.policy.goodput.Throughput.__call__", fails)
     outcome = Leader().trains(snapshot(2), 11)
     assert outcome.failed == "its rule has failed: ZeroDivisionError('of nothing')"
     assert outcome.decision is None

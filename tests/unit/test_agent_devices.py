@@ -13,26 +13,17 @@ from typing import Any, cast
 import pytest
 from made import make_job
 
-from edl.coordination.events import OnUnreadable, leave_out
-from edl.core.events import Event, FinishedDetails
-from edl.core.host.agent import AgentLimits
-from edl.core.host.process import ScriptEnd
-from edl.core.job.liveness import Liveness
-from edl.core.records import (
-    Assigned,
-    Desired,
-    Generation,
-    Host,
-    Leader,
-    Member,
-    RingMember,
-    Stage,
-)
-from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError
-from edl.launch.adoption import RunningWorker
-from edl.launch.agent import Agent
-from edl.launch.workers import End
+from edl.events import Event, FinishedDetails
+from edl.host.adoption import RunningWorker
+from edl.host.agent import Agent
+from edl.host.decide import AgentLimits
+from edl.host.process import ScriptEnd
+from edl.host.workers import End
+from edl.job.liveness import Liveness
+from edl.job.snapshot import Snapshot
+from edl.records import Assigned, Desired, Generation, Host, Leader, Member, RingMember, Stage
+from edl.zookeeper.events import OnUnreadable, leave_out
 
 HERE = Host("a", 4, "127.0.0.1", 77)
 JOB = make_job(max_np=9, max_restarts=1000, template=False)
@@ -280,7 +271,7 @@ def test_a_frozen_worker_that_an_earlier_agent_left_is_ended(
         asked.extend(doors.values())
         return dict.fromkeys(doors, SimpleNamespace(liveness=Liveness.SILENT))
 
-    monkeypatch.setattr("edl.launch.frozen.ask_all", ask)
+    monkeypatch.setattr("edl.host.workers.ask_all", ask)
     read = case.store.snapshot
     case.store.snapshot = lambda wake=None: replace(read(wake), generation=ring, evicted=evicted)
     monkeypatch.setattr(case.agent._frozen, "write_stacks", lambda process: None)

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 from test_agent_devices import HERE, JOB, Store, Workers
 
-from edl.coordination.events import OnUnreadable, leave_out
-from edl.core.events import DrainDetails, Event
-from edl.core.host.agent import AgentLimits
-from edl.launch.agent import Agent
+from edl.events import DrainDetails, Event
+from edl.host.agent import Agent
+from edl.host.decide import AgentLimits
+from edl.zookeeper.events import OnUnreadable, leave_out
 
 
 def drained(reason: str) -> Event:

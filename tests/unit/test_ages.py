@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from made import make_job
 
-from edl.core.job.ages import AWAY_S, AgeTracker
-from edl.core.records import Generation, Member, RingFailure, RingMember, Stage
-from edl.core.snapshot import Snapshot
+from edl.job.liveness import AWAY_S, AgeTracker
+from edl.job.snapshot import Snapshot
+from edl.records import Generation, Member, RingFailure, RingMember, Stage
 
 LEADER_SINCE = 100.0
 

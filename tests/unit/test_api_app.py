@@ -32,8 +32,7 @@ from edl.errors import (
     UnknownJob,
     UsageError,
 )
-from edl.http.api_credentials import AUDIENCE, api_key, new_token
-from edl.http.signing import authorization
+from edl.http.signing import AUDIENCE, api_key, authorization, new_token
 
 pytestmark = pytest.mark.long
 
@@ -80,7 +79,7 @@ class Api:
 
     def __init__(self, pool: FakePool, tls: bool = False) -> None:
         from edl.api.app import api_app
-        from edl.api.authentication import RequestAuthenticator
+        from edl.api.requests import RequestAuthenticator
 
         self.pool = pool
         self._app = api_app(RequestAuthenticator(SECRET, "lab", tls), pool)  # type: ignore[arg-type]
@@ -323,8 +322,8 @@ class Unreachable(FakeClient):
 
 
 def test_a_question_waits_for_a_thread_only_so_long() -> None:
-    from edl.api.answers import HttpError
     from edl.api.cluster_pool import ClusterPool
+    from edl.api.requests import HttpError
 
     made: list[FakeClient] = []
 

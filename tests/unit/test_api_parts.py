@@ -21,10 +21,9 @@ from edl.cluster.client.connection import access_to_start
 from edl.cluster.nodes import ClusterPaths
 from edl.cluster.records import ClusterRecord
 from edl.cluster.submission import TenantNodes, TenantStore
-from edl.coordination.access import Access
 from edl.errors import CoordinationError, UsageError
-from edl.http.api_credentials import AUDIENCE, api_key, new_token, token_end_s
-from edl.http.signing import authorization
+from edl.http.signing import AUDIENCE, api_key, authorization, new_token, token_end_s
+from edl.zookeeper.access import Access
 
 SECRET = "fedcba9876543210" * 4
 

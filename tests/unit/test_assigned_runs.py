@@ -12,10 +12,10 @@ from edl.cluster.host.agents import StartOfRun
 from edl.cluster.host.keeper import ASK_S, MOST_IDENTITIES, NOT_CREATED, AssignedRuns
 from edl.cluster.host.path_probe import PathProbe
 from edl.cluster.manifest import JobManifest
-from edl.coordination.access import Access
-from edl.coordination.paths import JobPaths
-from edl.coordination.reads import Read
 from edl.errors import AccessDenied
+from edl.zookeeper.access import Access
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.reads import Read
 
 
 class FakeSession:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from edl.errors import CheckpointError, UsageError
 from edl.torch.replica import TorchReplica
 from edl.transparent import data_loading
-from edl.transparent.averages import ScriptAverages, watch_averages
+from edl.transparent.training import ScriptAverages, watch_averages
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from made import make_job, wanted
 
-from edl.core.host.process import Process
-from edl.core.host.supervision import SupervisorState
-from edl.core.job.borrowing import LeaseTerms, without_reclaimed
-from edl.core.job.desired import DesiredChange, set_desired
-from edl.core.records import Host, JobState, Member, Reclaim, RequestedBy
-from edl.core.snapshot import Snapshot
-from edl.launch import borrowed_slots
-from edl.launch.borrowed_slots import BorrowedSlots
+from edl.host import agent as borrowed_slots
+from edl.host.agent import BorrowedSlots
+from edl.host.process import Process
+from edl.host.supervision import SupervisorState
+from edl.job.borrowing import LeaseTerms, without_reclaimed
+from edl.job.decision import DesiredChange, set_desired
+from edl.job.snapshot import Snapshot
+from edl.records import Host, JobState, Member, Reclaim, RequestedBy
 
 SIZES = make_job(max_np=4)
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from made import make_job, wanted
 
-from edl.core.host.agent import AgentState, decide_agent
-from edl.core.host.process import Process
-from edl.core.host.supervision import EndProcess
-from edl.core.job import membership
-from edl.core.job.ages import Ages, AgeTracker
-from edl.core.job.borrowing import (
+from edl.errors import UsageError
+from edl.host.decide import AgentState, decide_agent
+from edl.host.process import Process
+from edl.host.supervision import EndProcess
+from edl.job import membership
+from edl.job.borrowing import (
     NO_LEASE_TERMS,
     LeaseTerms,
     ReclaimTracker,
@@ -28,9 +28,10 @@ from edl.core.job.borrowing import (
     returned,
     without_reclaimed,
 )
-from edl.core.job.decision import Limits
-from edl.core.job.desired import set_desired
-from edl.core.records import (
+from edl.job.decision import Limits, set_desired
+from edl.job.liveness import Ages, AgeTracker
+from edl.job.snapshot import Snapshot
+from edl.records import (
     Assigned,
     Desired,
     Generation,
@@ -44,8 +45,6 @@ from edl.core.records import (
     RingMember,
     Stage,
 )
-from edl.core.snapshot import Snapshot
-from edl.errors import UsageError
 
 A, B = Host("a", 4, "127.0.0.1"), Host("b", 2, "127.0.0.1")
 JOB = make_job(min_np=1, max_np=5)

@@ -17,9 +17,9 @@ from edl.chaos.fault_schedule import (
     read_order,
 )
 from edl.chaos.faults import slowest_parts
-from edl.core.events import Event, SwitchDetails
-from edl.core.switch_parts import SwitchParts
 from edl.errors import UsageError
+from edl.events import Event, SwitchDetails
+from edl.records import SwitchParts
 
 RING = [ObservedWorker(0, True, True), ObservedWorker(1, True, True), ObservedWorker(2, True, True)]
 

@@ -13,10 +13,9 @@ import pytest
 from test_checkpoints import Start
 
 from edl.checkpoint import format as files
+from edl.checkpoint.format import owner_of
 from edl.checkpoint.location import RemotePath, file_bytes, location
-from edl.checkpoint.logged_steps import LoggedSteps
-from edl.checkpoint.owner import owner_of
-from edl.checkpoint.resumable import check_resumable
+from edl.checkpoint.store import LoggedSteps, check_resumable
 from edl.checkpoint.weights import newest
 from edl.cli.main import invoke
 from edl.config import Config

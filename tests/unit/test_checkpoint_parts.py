@@ -14,13 +14,13 @@ from safetensors.numpy import load_file
 from test_checkpoints import Start
 
 from edl.checkpoint import format as files
-from edl.checkpoint import parts as parts_module
+from edl.checkpoint import format as parts_module
 from edl.checkpoint import writer
 from edl.checkpoint.location import Location, location
 from edl.checkpoint.weights import checkpoint_at, newest, weights
-from edl.core.job import state_share
-from edl.core.job.state_share import WHOLE_STATE, RankArray, StateArray, StateShare, divide
 from edl.errors import CheckpointError
+from edl.job import state_share
+from edl.job.state_share import WHOLE_STATE, RankArray, StateArray, StateShare, divide
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 

@@ -13,18 +13,18 @@ from typing import Any, TypeVar
 import pytest
 from test_checkpoints import ALONE, SOURCE, Replica, Start
 
+from edl.checkpoint import format, store
 from edl.checkpoint import format as files
-from edl.checkpoint import owner, store
-from edl.checkpoint.owner import Owner
+from edl.checkpoint.format import Owner
 from edl.config import Config
-from edl.core.events import CheckpointFailedDetails
-from edl.core.job.ending import UNSAVED_EXIT, JobEnd
-from edl.core.job.state_share import WHOLE_STATE
-from edl.core.job_spec import JobSettings
-from edl.core.records import JobState
 from edl.errors import CheckpointError, EdlError
+from edl.events import CheckpointFailedDetails
 from edl.http.server import DaemonServer
+from edl.job.membership import UNSAVED_EXIT, JobEnd
+from edl.job.state_share import WHOLE_STATE
 from edl.mount_point import mount_point
+from edl.records import JobState
+from edl.spec import JobSettings
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import JobOfOne
 from edl.worker.progress import LoaderProgress
@@ -215,10 +215,10 @@ ALL_READS = 4  # of a claim: the first one, and one after each pause
 def fail_reads(monkeypatch: pytest.MonkeyPatch, first: int = 1, times: int = ALL_READS) -> None:
     """Let reads of a claim of a directory fail, from the one with the number ``first``, from 1."""
     real, numbers = Path.read_text, count(1)
-    monkeypatch.setattr(owner, "PAUSES_S", (0.0,) * (ALL_READS - 1), raising=False)
+    monkeypatch.setattr(format, "PAUSES_S", (0.0,) * (ALL_READS - 1), raising=False)
 
     def read(path: Path, *given: Any, **named: Any) -> str:
-        if path.name == owner.FILE and first <= next(numbers) < first + times:
+        if path.name == format.FILE and first <= next(numbers) < first + times:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return real(path, *given, **named)
 
@@ -232,8 +232,8 @@ def test_a_replaced_start_does_not_get_the_directory_back_by_a_failed_read(
     first.checkpoints.writer.take_over(1)
     second.checkpoints.writer.take_over(1)
     fail_reads(monkeypatch)
-    assert f"Input/output error: {tmp_path / owner.FILE}" in first.save(10)
-    assert owner.owner_of(tmp_path) == Owner("digits", "r2", 1, ("r1",))
+    assert f"Input/output error: {tmp_path / format.FILE}" in first.save(10)
+    assert format.owner_of(tmp_path) == Owner("digits", "r2", 1, ("r1",))
     assert "another start of job digits" in first.save(11)
     assert files.checkpoint_files(tmp_path) == []
 
@@ -271,7 +271,7 @@ def test_a_job_that_cannot_claim_its_directory_ends(
     one = Checkpointing(Config(), SharedState(), progress, job)
     one.replica = Replica()
     one.attach(tmp_path, 1000.0, 1)
-    owner.take_over(tmp_path, Owner("alone", job.run, ALONE.number + is_superseded))
+    format.take_over(tmp_path, Owner("alone", job.run, ALONE.number + is_superseded))
     if not is_superseded:
         fail_reads(monkeypatch)
     with pytest.raises(CheckpointError) as error:
@@ -290,7 +290,7 @@ def test_a_job_does_not_resume_beside_a_living_one(lives: bool, tmp_path: Path) 
     one.replica = Replica()
     one.attach(tmp_path, 1000.0, 1)
     place = f"127.0.0.1:{server.port}"
-    owner.take_over(tmp_path, Owner("digits", "r1", 1, (), (place,)))
+    format.take_over(tmp_path, Owner("digits", "r1", 1, (), (place,)))
     why = f"job digits trains and saves into {tmp_path} .it answers at {place}" if lives else "no "
     try:
         with pytest.raises(EdlError, match=why):
@@ -309,10 +309,10 @@ def test_a_start_that_cannot_read_whose_the_directory_is_does_not_begin(
     with pytest.raises(CheckpointError, match=f"cannot claim {tmp_path}: Input/output error"):
         second.checkpoints.writer.take_over(1)
     second.checkpoints.writer.take_over(1)
-    assert owner.owner_of(tmp_path) == Owner("digits", "r2", 1, ("r1",))
+    assert format.owner_of(tmp_path) == Owner("digits", "r2", 1, ("r1",))
 
 
 def test_a_damaged_claim_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / owner.FILE).write_text("no JSON")
-    assert owner.owner_of(tmp_path) is None
-    assert f"{tmp_path / owner.FILE} is damaged, and counts as no claim" in caplog.text
+    (tmp_path / format.FILE).write_text("no JSON")
+    assert format.owner_of(tmp_path) is None
+    assert f"{tmp_path / format.FILE} is damaged, and counts as no claim" in caplog.text

@@ -15,13 +15,13 @@ from test_checkpoint_format import MANIFEST, STATE
 from test_checkpoints import Start
 
 from edl.checkpoint import format as files
-from edl.checkpoint import unchanged
+from edl.checkpoint import writer
 from edl.checkpoint.format import pack_state
 from edl.checkpoint.location import Location, RemotePath, location
 from edl.checkpoint.safetensors import Layout
-from edl.checkpoint.tensor_record import TensorRecord
-from edl.checkpoint.unchanged import UnchangedTensors
+from edl.checkpoint.tensors import TensorRecord
 from edl.checkpoint.weights import newest
+from edl.checkpoint.writer import UnchangedTensors
 from edl.errors import CheckpointError
 
 FROZEN = {"backbone": np.arange(400_000.0), "embedding": np.arange(10, dtype=np.int16)}
@@ -123,7 +123,7 @@ def test_in_a_directory_with_a_url(request: pytest.FixtureRequest) -> None:
 def test_a_few_bytes_stay_in_each_checkpoint(tmp_path: Path) -> None:
     start = Start(tmp_path)
     for step in (0, 10, 20):
-        save(start, step, {"frozen": np.zeros(unchanged.LEAST // 8 - 1), "step": step})
+        save(start, step, {"frozen": np.zeros(writer.LEAST // 8 - 1), "step": step})
     assert names(tmp_path) == steps(0, 10, 20)
 
 
@@ -201,7 +201,7 @@ def test_an_old_writer_is_refused_when_a_later_one_has_removed_its_file(tmp_path
         saved(new, step)
     assert aside(10)[0] not in names(tmp_path), "all checkpoints are newer"
     with pytest.raises(FileNotFoundError):
-        unchanged.check_named(files.path_of(tmp_path, 10), records)
+        writer.check_named(files.path_of(tmp_path, 10), records)
 
 
 def test_a_checkpoint_without_its_other_file_is_not_listed_as_good(tmp_path: Path) -> None:

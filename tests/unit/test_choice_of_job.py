@@ -9,10 +9,10 @@ from made import make_job
 
 from edl.client import connection
 from edl.client.connection import choose_job
-from edl.coordination.access import Access
-from edl.coordination.wire import encode
-from edl.core.records import JobState
 from edl.errors import UsageError
+from edl.records import JobState
+from edl.zookeeper.access import Access
+from edl.zookeeper.reads import encode
 
 
 class Records:

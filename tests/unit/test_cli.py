@@ -27,13 +27,17 @@ from edl.cli.main import app, invoke, run_command
 from edl.cli.status import line, status_table
 from edl.cli.tables import print_table
 from edl.cli.worker import _reachable
-from edl.client.events import flat
+from edl.client.waiting import flat
 from edl.config import Config, HorovodSlot
-from edl.core.event_text import cost
-from edl.core.events import Event, SwitchDetails
-from edl.core.host.python_command import python_script, title
-from edl.core.progress import TrainingStatus
-from edl.core.records import (
+from edl.errors import UsageError
+from edl.event_text import cost
+from edl.events import Event, SwitchDetails
+from edl.host.address import check_own_name, own_address
+from edl.host.command import check_command, missing_module_hint
+from edl.host.host_agent import LiveLine
+from edl.host.process import python_script, title
+from edl.job.snapshot import Snapshot
+from edl.records import (
     Generation,
     Host,
     JobState,
@@ -42,14 +46,10 @@ from edl.core.records import (
     Reclaim,
     RingMember,
     Stage,
+    SwitchParts,
+    TrainingStatus,
 )
-from edl.core.snapshot import Snapshot
-from edl.core.status import JobStatus, job_status
-from edl.core.switch_parts import SwitchParts
-from edl.errors import UsageError
-from edl.launch.address import check_own_name, own_address
-from edl.launch.command import check_command, missing_module_hint
-from edl.launch.live import LiveLine
+from edl.status import JobStatus, job_status
 from edl.step.record import SwitchTimes
 
 SWITCH = Event(

@@ -10,9 +10,8 @@ import pytest
 from edl import config
 from edl.cluster.client import access
 from edl.cluster.client.access import known_access, known_store
-from edl.coordination.access import Access
-from edl.coordination.secrets import CLUSTERS, keep
 from edl.errors import UsageError
+from edl.zookeeper.access import CLUSTERS, Access, keep
 
 ATTIC, LAB = Access("attic", "a" * 64), Access("lab", "b" * 64)
 

@@ -20,7 +20,7 @@ from edl.cluster.host.users import JobUser, JobUsers, SecretFiles
 from edl.cluster.host_jobs import LastAgent, RunProcess
 from edl.cluster.manifest import JobManifest
 from edl.cluster.records import HostAssignment, JobAssignment
-from edl.core.host.exit_codes import AgentEnd, AgentResult
+from edl.host.process import AgentEnd, AgentResult
 
 ASSIGNED = HostAssignment({"j": JobAssignment("r1", (0,))})
 AGENT = RunProcess(7, 1, "j", "r1", is_agent=True)

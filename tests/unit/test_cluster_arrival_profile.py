@@ -11,7 +11,7 @@ from edl.cluster.allocate import ProfileProgress, next_size
 from edl.cluster.lifecycle import LifeState
 from edl.cluster.plan import plan
 from edl.cluster.records import Goal
-from edl.core.sizes import Sizes
+from edl.spec import Sizes
 
 RUNNING = LifeState.RUNNING
 

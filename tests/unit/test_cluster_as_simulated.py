@@ -9,8 +9,7 @@ from clusters import nodes, run
 from edl.cluster.lifecycle import LifeState
 from edl.cluster.policies.registry import policy_named
 from edl.cluster.view import JobMeasurements
-from edl.simulator.timed_work import TimedWork
-from edl.simulator.work import SubmittedJob
+from edl.simulator.workload import SubmittedJob, TimedWork
 from edl.step.batching import Batching
 
 PARALLEL = 0.9  # the part of a step that more slots share

@@ -11,7 +11,7 @@ from clusters import Steps, decide, job, nodes, sizes
 from edl.cluster.policies.edl import EdlPolicy, curve
 from edl.cluster.policies.registry import policy_named
 from edl.cluster.state import EXACT, Node, StepTimeError
-from edl.simulator.resize import parse_resize_cost
+from edl.simulator.costs import parse_resize_cost
 
 RULE = EdlPolicy(patience=1000.0)  # nobody is due
 PRICES = "; price"

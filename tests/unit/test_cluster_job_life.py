@@ -17,8 +17,8 @@ from edl.cluster.lifecycle import (
     is_token_of,
     run_token,
 )
-from edl.core.job.run_token import check_run_token
 from edl.errors import IllegalTransition
+from edl.job.liveness import check_run_token
 
 ALLOWED = {
     "queued": {"start": "starting", "halt": "halted", "delete": "ended", "give up": "ended"},

@@ -19,8 +19,8 @@ from edl.cluster.candidates import (
 )
 from edl.cluster.lifecycle import JobLife, LifeState
 from edl.cluster.view import JobMeasurements, JobView
-from edl.core.policy.step_time import StepTime, StepTimeSample
-from edl.core.policy.step_time_fits import fit_all
+from edl.policy.step_time import StepTime, StepTimeSample
+from edl.policy.step_time_fit import fit_all
 from edl.step.batching import Batching
 
 

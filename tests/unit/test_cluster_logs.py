@@ -17,12 +17,12 @@ from made import make_job
 from edl.cluster.client.logs import ClusterJobLogs
 from edl.cluster.host.logs import KEPT_RUNS, KEPT_S, LogPlaces, bytes_in, read_part
 from edl.cluster.records import PART_BYTES, LogPart, chosen_logs
-from edl.coordination.access import Access
-from edl.core.events import Event, WorkerExitedDetails
-from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, UnknownJob
-from edl.launch.adoption import identity
-from edl.launch.log_reader import former, last_output
+from edl.events import Event, WorkerExitedDetails
+from edl.host.adoption import identity
+from edl.host.logs import former, last_output
+from edl.job.snapshot import Snapshot
+from edl.zookeeper.access import Access
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from clusters import decide, job, nodes, sizes
 from edl.cluster.policies.simple import Fifo
 from edl.cluster.policies.tiresias import Tiresias
 from edl.cluster.state import ClusterPolicy
-from edl.core.sizes import Sizes
+from edl.spec import Sizes
 
 FIXED_SIZES = ("fifo", "fifo_backfill", "priority", "tiresias")
 ELASTIC, RIGID = {"min": 1, "max": 4}, {"min": 2, "max": 2}

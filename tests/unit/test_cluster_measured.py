@@ -18,12 +18,20 @@ from edl.cluster.view import (
     resume_setting,
     status_period_s,
 )
-from edl.core.job_spec import JobSpec
-from edl.core.policy.observation import SizeMeasurement
-from edl.core.policy.scaling_profile import ScalingProfile
-from edl.core.policy.step_time import StepTimeSample
-from edl.core.progress import ProgressSample, TrainingStatus
-from edl.core.records import Assigned, Desired, Generation, Host, Job, JobState
+from edl.policy.observation import SizeMeasurement
+from edl.policy.scaling_profile import ScalingProfile
+from edl.policy.step_time import StepTimeSample
+from edl.records import (
+    Assigned,
+    Desired,
+    Generation,
+    Host,
+    Job,
+    JobState,
+    ProgressSample,
+    TrainingStatus,
+)
+from edl.spec import JobSpec
 from edl.step.batching import Batching
 
 

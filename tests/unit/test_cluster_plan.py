@@ -14,8 +14,8 @@ from edl.cluster.plan import ClusterPlan, plan
 from edl.cluster.records import Goal, HostReport, QueueRecord
 from edl.cluster.state import Allocation, ClusterState
 from edl.cluster.view import AgentView, CreateRun, PlaceRun, StopRun
-from edl.core.excerpt import CHARS
-from edl.core.records import JobState
+from edl.records import JobState
+from edl.text import CHARS
 
 QUEUED, STARTING, RUNNING = LifeState.QUEUED, LifeState.STARTING, LifeState.RUNNING
 HALTING, HALTED, ENDED = LifeState.HALTING, LifeState.HALTED, LifeState.ENDED

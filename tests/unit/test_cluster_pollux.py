@@ -9,7 +9,7 @@ import pytest
 from clusters import decide, job, nodes, result, sizes, submitted
 
 from edl.cluster.state import ClusterJob
-from edl.core.policy.step_time import StepTimeSample
+from edl.policy.step_time import StepTimeSample
 from edl.simulator.published.policies.pollux_policy import Pollux
 from edl.simulator.registry import registered_policy
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from edl.core.policy.step_time import TINY, StepTime, StepTimeSample
+from edl.policy.step_time import TINY, StepTime, StepTimeSample
 from edl.simulator.published.policies.pollux_fit import fit_parts
 from edl.simulator.published.workloads.pollux_measurements import measured_applications
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from edl.core.policy.step_time import TINY, StepTime
+from edl.policy.step_time import TINY, StepTime
 from edl.simulator.published.policies.pollux_goodput import (
     BatchLimits,
     Shapes,

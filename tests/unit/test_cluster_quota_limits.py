@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.cluster.tenants import QuotaRequest, quota_limits
-from edl.core.sizes import Sizes
+from edl.spec import Sizes
 
 
 def job(name: str, size: int = 0, least: int = 1, most: int = 4) -> QuotaRequest:

@@ -20,7 +20,7 @@ from edl.cluster.host_jobs import RunProcess
 from edl.cluster.lifecycle import LifeState
 from edl.cluster.manifest import JobManifest
 from edl.cluster.records import HostAssignment, JobAssignment
-from edl.core.host.exit_codes import AgentEnd, AgentResult
+from edl.host.process import AgentEnd, AgentResult
 from edl.keys import NONCE_BYTES, derived, seal, unseal
 
 KEY, NONCE = derived("a" * 64, "secrets", "lab"), bytes(range(NONCE_BYTES))

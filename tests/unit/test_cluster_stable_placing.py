@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edl.cluster.placing import JobSize, place_stably, trimmed
-from edl.core.sizes import Sizes
+from edl.spec import Sizes
 
 
 def sized(name: str, size: int, present: dict[str, int] | None = None, **more: Any) -> JobSize:

@@ -21,7 +21,7 @@ from edl.cluster.manifest import BatchRange, JobManifest
 from edl.cluster.records import Goal, JobReasons, Wanted
 from edl.cluster.status import ClusterJobDetails, ClusterJobStatus
 from edl.cluster.store import StoredJob
-from edl.core.job_summary import hidden_jobs_note
+from edl.status import hidden_jobs_note
 
 NOW_S = 1000.0
 MANIFEST = JobManifest("digits", ("python", "train.py"), 1, 4, cwd="/w")

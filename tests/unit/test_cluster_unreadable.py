@@ -23,11 +23,10 @@ from edl.cluster.records import (
 from edl.cluster.runs import RunReader, cluster_view
 from edl.cluster.store import ClusterSnapshot, StoredJob
 from edl.cluster.view import CreateRun, HostView
-from edl.coordination.paths import JobPaths
-from edl.coordination.reads import Read
-from edl.coordination.wire import encode
-from edl.core.records import Host, Job
 from edl.errors import AccessDenied
+from edl.records import Host, Job
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.reads import Read, encode
 
 WRONG = b'{"name":7,"hosts":7,"step":"x","np":"x"}'  # for each kind of record
 WHY = "the records of its run cannot be read: the node status does not hold JSON"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edl.install import compilers
-from edl.install.compilers import with_make_flags
+from edl.install import toolchain
+from edl.install.toolchain import with_make_flags
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def limit_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16_000_000}.get)
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(compilers, "LIMITS", (limit,))
+    monkeypatch.setattr(toolchain, "LIMITS", (limit,))
     return limit
 
 
@@ -41,4 +41,4 @@ def test_make_is_told_how_many(environ: dict[str, str], flags: str) -> None:
 )
 def test_a_container_with_little_memory_runs_few(limit_file: Path, limit: str, number: int) -> None:
     limit_file.write_text(f"{limit}\n")
-    assert compilers.compilers() == number
+    assert toolchain.compilers() == number

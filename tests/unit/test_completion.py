@@ -9,7 +9,7 @@ import pytest
 from edl import config
 from edl.cli.completion import known_values
 from edl.cli.main import invoke
-from edl.coordination.secrets import CLUSTERS, announce
+from edl.zookeeper.access import CLUSTERS, announce
 
 
 @pytest.fixture(autouse=True)

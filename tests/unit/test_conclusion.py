@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 from made import make_job
 
-from edl.coordination.job_store import JobStore
-from edl.coordination.observations import conclude
-from edl.coordination.reads import CHILDREN, Read
-from edl.coordination.wire import encode
-from edl.core.events import Event, EvictedDetails, JobFailedDetails
-from edl.core.host.supervision import JobOutcome
-from edl.core.job.ending import JobEnd
-from edl.core.records import JobState, Member
-from edl.daemon.pending_writes import PendingWrites
 from edl.errors import CoordinationError
+from edl.events import Event, EvictedDetails, JobFailedDetails
+from edl.host.supervision import JobOutcome
+from edl.job.membership import JobEnd
+from edl.job.pending_writes import PendingWrites
+from edl.records import JobState, Member
 from edl.worker.shared_state import SharedState
+from edl.zookeeper.reads import CHILDREN, Read, encode
+from edl.zookeeper.store import JobStore, conclude
 
 REASON = "w0 failed: loss is nan"
 FAILED = Event(1.0, 1, 5, REASON, JobFailedDetails())

@@ -14,9 +14,9 @@ from made import make_job
 from edl import config
 from edl.cli.common import settings_of_agent
 from edl.config import Config, load
-from edl.core.records import Host
 from edl.errors import ConfigError, UsageError
-from edl.launch.host_agent import worker_environment
+from edl.host.host_agent import worker_environment
+from edl.records import Host
 
 
 @pytest.fixture(autouse=True)

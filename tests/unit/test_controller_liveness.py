@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from edl.cluster.controller.liveness import LivenessProbe, LivenessServer
 from edl.cluster.records import ControllerRecord
-from edl.launch.machine import machine_name
+from edl.host.adoption import machine_name
 
 HERE = ControllerRecord("one", "here", os.getpid(), "127.0.0.1", machine=machine_name())
 

@@ -9,12 +9,11 @@ from typing import Any, cast
 import pytest
 from made import make_job
 
-from edl.coordination.job_store import JobStore
-from edl.coordination.paths import JobPaths
-from edl.coordination.reads import Read, children
-from edl.coordination.session import Session
-from edl.coordination.wire import encode
-from edl.core.events import Event, JobRestoredDetails
+from edl.events import Event, JobRestoredDetails
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.reads import Read, children, encode
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import JobStore
 
 PATHS = JobPaths("digits")
 RESTORED = Event(1.0, 3, 7, "w4 wrote it again", JobRestoredDetails("w4"))

@@ -10,9 +10,9 @@ from unittest.mock import Mock
 import pytest
 
 from edl.config import Config
-from edl.core.records import JobState
-from edl.daemon.daemon import Daemon
 from edl.errors import UnknownJob, WorkerEvicted
+from edl.job.daemon import Daemon
+from edl.records import JobState
 from edl.ring.ring import Ring
 from edl.worker.shared_state import SharedState
 

@@ -12,12 +12,7 @@ import pytest
 from http_calls import get, post
 from shown_job import NAME, SECRET, ShownStore
 
-from edl.dashboard.acting import (
-    MOST_ACTIONS,
-    MOST_BYTES,
-    ActionRunner,
-    in_daemon_thread,
-)
+from edl.dashboard.actions import MOST_ACTIONS, MOST_BYTES, ActionRunner, in_daemon_thread
 from edl.dashboard.answers import HEADERS, SecureApplication, view_token
 from edl.dashboard.app import dashboard_app
 from edl.dashboard.job_watcher import JobWatcher
@@ -169,7 +164,7 @@ def test_each_start_of_the_server_has_another_token(acted: Acted) -> None:
 def test_what_is_no_http_is_answered_with_the_headers_of_all_answers() -> None:
     import uvicorn
 
-    from edl.dashboard.secure_protocol import SecureProtocol
+    from edl.dashboard.server import SecureProtocol
 
     written: list[bytes] = []
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from edl.cluster.records import Goal, Wanted
-from edl.core.records import JobPolicy
 from edl.dashboard.actions import (
     CLUSTER_VERBS,
     JOB_VERBS,
@@ -17,6 +16,7 @@ from edl.dashboard.actions import (
     check_of_cluster,
 )
 from edl.errors import UsageError
+from edl.records import JobPolicy
 
 
 class Calls:

@@ -20,16 +20,14 @@ from shown_job import (
     training,
 )
 
-from edl.coordination.job_copy import NUMBERS
-from edl.core.dashboard.outage import WorkerReports
-from edl.core.dashboard.server_probe import ServerProbe
-from edl.core.events import CheckpointFailedDetails
-from edl.core.records import JobState
 from edl.dashboard.answers import HEADERS, view_token
 from edl.dashboard.app import OneJobPage, dashboard_app
-from edl.dashboard.job_watcher import JobWatcher, are_events_gone
-from edl.dashboard.published_page import PublishedPage
+from edl.dashboard.job_watcher import JobWatcher, PublishedPage, are_events_gone
+from edl.dashboard.view.outage import ServerProbe, WorkerReports
 from edl.errors import CoordinationError, UnknownJob
+from edl.events import CheckpointFailedDetails
+from edl.records import JobState
+from edl.zookeeper.store import NUMBERS
 
 pytestmark = pytest.mark.long  # Starlette takes 0.3 s to import
 

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from edl.core.dashboard.server_probe import ServerProbe
-from edl.dashboard.asked_directly import probe_servers
+from edl.dashboard.job_watcher import probe_servers
+from edl.dashboard.view.outage import ServerProbe
 
 
 def test_a_server_that_listens_and_one_that_is_gone() -> None:

@@ -17,11 +17,10 @@ from shown_job import ShownStore
 from edl.cluster.client.history_file import HistoryFile
 from edl.cluster.lifecycle import ClusterEventKind
 from edl.cluster.status import RequestForecast
-from edl.core.dashboard.forecast_form import requested_manifest
 from edl.dashboard.answers import HEADERS, SecureApplication, view_token
 from edl.dashboard.cluster_app import cluster_app
-from edl.dashboard.cluster_jobs import MOST_PAGES, ClusterJobPages
-from edl.dashboard.cluster_watcher import ClusterWatcher
+from edl.dashboard.cluster_watcher import MOST_PAGES, ClusterJobPages, ClusterWatcher
+from edl.dashboard.view.forecast_form import requested_manifest
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
 pytestmark = pytest.mark.long  # Starlette takes 0.3 s to import

@@ -12,8 +12,7 @@ from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, Li
 from edl.cluster.queues import QueueStatus, queue_statuses
 from edl.cluster.records import Goal, LeaseRecord, LeaseState, LeaseTable, QueueRecord
 from edl.cluster.status import ClusterJobStatus, ClusterStatus, HostStatus, request_forecast
-from edl.core.dashboard.cluster_event_page import ShownClusterEvent, shown_cluster_event
-from edl.core.dashboard.cluster_page import (
+from edl.dashboard.view.cluster_page import (
     ClusterObservation,
     away_cluster_in_words,
     cluster_header,
@@ -21,9 +20,14 @@ from edl.core.dashboard.cluster_page import (
     shown_hosts,
     tenant_uses,
 )
-from edl.core.dashboard.event_page import EventBuffer, EventChoice
-from edl.core.dashboard.forecast_form import requested_manifest
-from edl.core.dashboard.job_choice import JobChoice, chosen_jobs, job_counts
+from edl.dashboard.view.events import (
+    EventBuffer,
+    EventChoice,
+    ShownClusterEvent,
+    shown_cluster_event,
+)
+from edl.dashboard.view.forecast_form import requested_manifest
+from edl.dashboard.view.page import JobChoice, chosen_jobs, job_counts
 from edl.errors import UsageError
 
 

@@ -10,30 +10,43 @@ import msgspec
 import pytest
 from shown_job import CREATED, curve, learned, snapshot, story, training
 
-from edl.core.dashboard import throughput_history
-from edl.core.dashboard.event_page import (
+from edl.dashboard.answers import static_files
+from edl.dashboard.job_watcher import LEARNED_S
+from edl.dashboard.view import charts
+from edl.dashboard.view.charts import (
+    MOST_ROWS,
+    SpeedSample,
+    ThroughputHistory,
+    scaling_curve,
+    step_parts,
+    worker_table,
+)
+from edl.dashboard.view.events import (
     EventBuffer,
     EventChoice,
     ShownEvent,
     named_commands,
     shown_event,
 )
-from edl.core.dashboard.job_header import away_in_words, job_header, unreadable_in_words
-from edl.core.dashboard.job_page import JobObservation, JobTrace, page_sections
-from edl.core.dashboard.leader_report import LeaderReport, ReportAge, report_age
-from edl.core.dashboard.scaling_curve import scaling_curve
-from edl.core.dashboard.throughput_history import SpeedSample, ThroughputHistory, step_parts
-from edl.core.dashboard.worker_table import MOST_ROWS, worker_table
-from edl.core.event_explanations import EXPLANATIONS
-from edl.core.events import Event, EventKind, SlotDisabledDetails
-from edl.core.policy.scaling_profile import ScalingProfile
-from edl.core.policy.stragglers import Times
-from edl.core.records import JobState, Stage
-from edl.core.snapshot import Snapshot
-from edl.core.status import job_status
-from edl.dashboard.job_watcher import LEARNED_S
-from edl.dashboard.static_files import static_files
-from edl.leader.size_policy import KEEP_S
+from edl.dashboard.view.page import (
+    JobObservation,
+    JobTrace,
+    LeaderReport,
+    ReportAge,
+    away_in_words,
+    job_header,
+    page_sections,
+    report_age,
+    unreadable_in_words,
+)
+from edl.event_text import EXPLANATIONS
+from edl.events import Event, EventKind, SlotDisabledDetails
+from edl.job.policy_loop import KEEP_S
+from edl.job.snapshot import Snapshot
+from edl.policy.scaling_profile import ScalingProfile
+from edl.policy.stragglers import Times
+from edl.records import JobState, Stage
+from edl.status import job_status
 from edl.worker.loader_steps import EVERY, MEDIAN_OF_STEPS
 
 NOW = CREATED + 600.0
@@ -177,7 +190,7 @@ def test_the_parts_of_a_step() -> None:
 
 
 def test_a_week_of_speed_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throughput_history, "MOST_PERIODS", 10)
+    monkeypatch.setattr(charts, "MOST_PERIODS", 10)
     found = ThroughputHistory()
     for second in range(1000):
         found = found.with_sample(SpeedSample(float(second), 100.0 if second < 512 else 200.0, 2))

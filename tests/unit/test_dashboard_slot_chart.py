@@ -7,7 +7,7 @@ import random
 import pytest
 
 from edl.cluster.history import SlotInterval
-from edl.core.dashboard.slot_chart import (
+from edl.dashboard.view.charts import (
     COLUMNS,
     MOST_LANES,
     MOST_ROWS,

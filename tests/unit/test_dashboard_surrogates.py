@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edl.dashboard.answers import json_answer
-from edl.dashboard.published_page import PublishedPage
+from edl.dashboard.job_watcher import PublishedPage
 from edl.dashboard.report import _script
 
 COMMAND = ["python", "/data/jos\udce9/train.py"]

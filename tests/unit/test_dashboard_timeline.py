@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from shown_job import CREATED, event, generation, story, switch
 
-from edl.core.dashboard import timeline as timelines
-from edl.core.dashboard.timeline import GenerationTimeline
-from edl.core.events import (
+from edl.dashboard.view import timeline as timelines
+from edl.dashboard.view.timeline import GenerationTimeline
+from edl.events import (
     CheckpointFailedDetails,
     Event,
     JobFinishedDetails,
@@ -16,7 +16,7 @@ from edl.core.events import (
     SwitchDetails,
     ZookeeperBackDetails,
 )
-from edl.core.switch_parts import SwitchParts
+from edl.records import SwitchParts
 
 
 def folded(*events: Event, cut: bool = False) -> GenerationTimeline:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edl.data.index import Index, Indexed, Skipped, index_of
+from edl.data.files import Index, Indexed, Skipped, index_of
 from edl.errors import DataError
 
 INDEX = Index(

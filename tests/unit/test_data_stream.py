@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from edl.binding.loop import stream_of
-from edl.data.stateful_stream import MARK_EVERY, MOST_MARKS, StatefulStream
-from edl.data.stream import Stream, refuse_in_stream, stream
+from edl.data.stream import MARK_EVERY, MOST_MARKS, StatefulStream, Stream, refuse_in_stream, stream
 from edl.errors import UsageError
 
 

@@ -9,16 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from edl.coordination.decisions import DecisionWriter
-from edl.coordination.election import Write
-from edl.coordination.nodes import JobNodes
-from edl.coordination.reads import Read
-from edl.coordination.wire import encode
-from edl.core.events import Event, PolicyDetails
-from edl.core.job.decision import MembershipDecision
-from edl.core.job.desired import DesiredChange, set_desired
-from edl.core.records import Assigned, Desired, JobPolicy, RequestedBy
 from edl.errors import CoordinationError
+from edl.events import Event, PolicyDetails
+from edl.job.decision import DesiredChange, MembershipDecision, set_desired
+from edl.records import Assigned, Desired, JobPolicy, RequestedBy
+from edl.zookeeper.election import Write
+from edl.zookeeper.nodes import JobNodes
+from edl.zookeeper.reads import Read, encode
+from edl.zookeeper.store import DecisionWriter
 
 DESIRED = Desired({"a": 2}, RequestedBy.LAUNCHER, "the job starts", 1.0)
 ASSIGNED = Assigned({"a": 2}, devices={"a": (0, 1)})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.events import DesiredDetails
-from edl.core.job.desired import set_desired
-from edl.core.records import Assigned, Desired, RequestedBy
+from edl.events import DesiredDetails
+from edl.job.decision import set_desired
+from edl.records import Assigned, Desired, RequestedBy
 
 BEFORE = Desired({"a": 2}, RequestedBy.LAUNCHER, "the job starts", 1.0)
 

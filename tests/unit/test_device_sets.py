@@ -9,26 +9,22 @@ import numpy
 import pytest
 from made import make_job, wanted
 
-from edl.core.job.ages import Ages
-from edl.core.job.decision import Limits
-from edl.core.job.departures import departures_of
-from edl.core.job.desired import set_desired
-from edl.core.job.device_sets import check_devices, device_sets, is_placed, placed_exactly
-from edl.core.job.host_join import request_workers
-from edl.core.job.placement import place_workers, without_host, without_slot
-from edl.core.job.replacement import replacement
-from edl.core.records import (
-    Assigned,
-    Desired,
-    Generation,
-    Host,
-    Member,
-    RequestedBy,
-    RingMember,
-    Stage,
-)
-from edl.core.snapshot import Snapshot
 from edl.errors import UsageError
+from edl.job.decision import Limits, set_desired
+from edl.job.liveness import Ages
+from edl.job.membership import replacement
+from edl.job.placement import (
+    check_devices,
+    device_sets,
+    is_placed,
+    place_workers,
+    placed_exactly,
+    without_host,
+    without_slot,
+)
+from edl.job.resize import departures_of, request_workers
+from edl.job.snapshot import Snapshot
+from edl.records import Assigned, Desired, Generation, Host, Member, RequestedBy, RingMember, Stage
 
 JOB = make_job(min_np=1, max_np=6)
 A, B = Host("a", 2, "::1"), Host("b", 4, "::2")

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from made import make_job
 
-from edl.core.host.agent import AgentState, decide_agent
-from edl.core.host.devices import (
+from edl.host.decide import AgentState, decide_agent
+from edl.host.devices import (
     busy_devices,
     cuda_variable,
     entries,
@@ -17,10 +17,10 @@ from edl.core.host.devices import (
     why_wait,
     with_devices,
 )
-from edl.core.host.process import Process
-from edl.core.host.supervision import Start
-from edl.core.records import Assigned, Desired, Generation, Host, Leader, Member, RingMember
-from edl.core.snapshot import Snapshot
+from edl.host.process import Process
+from edl.host.supervision import Start
+from edl.job.snapshot import Snapshot
+from edl.records import Assigned, Desired, Generation, Host, Leader, Member, RingMember
 
 NOW = 1000.0
 

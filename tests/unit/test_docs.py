@@ -22,8 +22,8 @@ from tfrecords import framed
 import edl.data
 from edl.client import Cluster, Job
 from edl.config import SETTINGS, Config
-from edl.core.events import EventKind
-from edl.install import horovod_patches
+from edl.events import EventKind
+from edl.install import horovod_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -269,7 +269,7 @@ def test_no_page_names_a_function_that_does_not_exist() -> None:
     assert called <= {function for _, function in API} | {edl.run.__name__}
 
 
-@pytest.mark.parametrize("patch", [patch.name for patch in horovod_patches.patches()])
+@pytest.mark.parametrize("patch", [patch.name for patch in horovod_wheel.patches()])
 @pytest.mark.parametrize(
     "page", ["reference/horovod-patches.md", "adr/0005-patching-horovod-at-build-time.md"]
 )

@@ -7,7 +7,7 @@ import pytest
 import edl
 from edl.install import doctor
 from edl.install.doctor import Check, CheckResult
-from edl.install.horovod_patches import GPU_ONLY, patches
+from edl.install.horovod_wheel import GPU_ONLY, patches
 
 
 def test_only_a_failed_check_makes_the_machine_unusable() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from edl.config import HorovodSlot
 from edl.errors import RendezvousFailed
-from edl.launch.horovodrun.driver import ASKED, IDENTITY, Driver, DriverLimits
+from edl.host.horovodrun.driver import ASKED, IDENTITY, Driver, DriverLimits
 
 SLOT = HorovodSlot("10.0.0.1", 1, "a", 1, 1, 2, 2, "lo")
 SOON = DriverLimits(poll_s=0.001, polls_per_s=10_000)
@@ -49,8 +49,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
             return 200, b"1,3,1,3,0,1"
         return (200, held[path]) if path in held else (404, b"")
 
-    monkeypatch.setattr("edl.launch.horovodrun.driver.http_put", put)
-    monkeypatch.setattr("edl.launch.horovodrun.driver.fetch", fetch)
+    monkeypatch.setattr("edl.host.horovodrun.driver.http_put", put)
+    monkeypatch.setattr("edl.host.horovodrun.driver.fetch", fetch)
     return held
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.duration import duration_in_words, rounded, seconds
+from edl.text import duration_in_words, rounded, seconds
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from hypothesis import settings
 
 from edl.binding.loop import BatchSteps, asked_length
 from edl.config import Config
-from edl.core.events import EpochLeftDetails
-from edl.core.records import JobState
 from edl.errors import CheckpointError, JobFailed, JobTrained, NewcomerDiffers, UsageError
+from edl.events import EpochLeftDetails
+from edl.records import JobState
 from edl.ring.loopback import LoopbackNetwork
 from edl.step.batching import Batching
 from edl.step.record import EpochLeft, ended_by_count, ended_by_script

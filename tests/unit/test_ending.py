@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from edl.binding import process
-from edl.core.host.exit_status import UNKNOWN_EXIT
-from edl.core.host.process import ScriptEnd
-from edl.launch.workers import Workers
+from edl.host.process import UNKNOWN_EXIT, ScriptEnd
+from edl.host.workers import Workers
 
 # What is registered before edl's own comes after: it sees what a launcher sees then. So does the
 # wait for processes, where a framework has imported multiprocessing first. Python drops this

@@ -24,7 +24,7 @@ from edl.cluster.records import (
     Shape,
 )
 from edl.cluster.view import ClusterView, HostView
-from edl.coordination.election import Write
+from edl.zookeeper.election import Write
 
 RUNS = LeaseRecord(4, 1.0, LeaseState.RUNNING, "n1", offered_s=2.0, idle_s=2.0)
 OVER = replace(RUNS, state=LeaseState.ENDED, is_over=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from edl.coordination.events import EventNodes, OnUnreadable, leave_out
-from edl.core.events import Event, EvictedDetails
-from edl.daemon.event_log import EventLog
 from edl.errors import CoordinationError
+from edl.events import Event, EvictedDetails
+from edl.job.pending_writes import EventLog
 from edl.worker.shared_state import SharedState
+from edl.zookeeper.events import EventNodes, OnUnreadable, leave_out
 
 NEWER = Event(0.0, 0, 9, "so", EvictedDetails("w9"))  # stands for one that cannot be read
 EVENTS = [Event(float(n), n, 9, "so", EvictedDetails(f"w{n}")) for n in range(4)]

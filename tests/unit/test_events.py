@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 import pytest
 from source_trees import ROOT, nodes
 
-from edl.core.events import (
+from edl.events import (
     DETAILS,
     Details,
     Event,
@@ -22,7 +22,7 @@ from edl.core.events import (
     SwitchDetails,
     WorkerFailedDetails,
 )
-from edl.core.switch_parts import SwitchParts
+from edl.records import SwitchParts
 
 
 @cache
@@ -30,9 +30,9 @@ def written() -> frozenset[str]:
     """Names of classes that some module of edl uses, other than to ask what an event is."""
     found = set()
     for module, all_nodes in nodes().items():
-        if module == "core/events.py":
+        if module == "events.py":
             continue
-        if "edl.core.events" not in (ROOT / module).read_text(encoding="utf-8"):
+        if "edl.events" not in (ROOT / module).read_text(encoding="utf-8"):
             continue
         asked = {
             id(node)

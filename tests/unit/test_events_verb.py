@@ -11,10 +11,10 @@ import pytest
 from edl.cli import events as verb
 from edl.cluster.nodes import ClusterPaths
 from edl.cluster.submission import TenantNodes, TenantStore
-from edl.coordination.access import Access
-from edl.coordination.events import OnUnreadable
-from edl.core.events import Event, FinishedDetails
 from edl.errors import UsageError
+from edl.events import Event, FinishedDetails
+from edl.zookeeper.access import Access
+from edl.zookeeper.events import OnUnreadable
 
 
 def test_a_tenant_is_told_which_events_it_can_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,16 +10,6 @@ import pytest
 from made import make_job
 
 from edl.cli.main import invoke
-from edl.core.host.exit_codes import (
-    EXIT_CODES,
-    MEANINGS,
-    AgentEnd,
-    agent_exit_code,
-    end_of_error,
-    end_of_job,
-    run_exit_code,
-)
-from edl.core.records import JobState
 from edl.errors import (
     REFUSED_EXIT,
     AccessDenied,
@@ -33,6 +23,16 @@ from edl.errors import (
     UsageError,
     ZooKeeperUnreachable,
 )
+from edl.host.process import (
+    EXIT_CODES,
+    MEANINGS,
+    AgentEnd,
+    agent_exit_code,
+    end_of_error,
+    end_of_job,
+    run_exit_code,
+)
+from edl.records import JobState
 
 RUN = "0123456789abcdef"
 AGENT = ["agent", "--job", "j", "--run", RUN, "--host", "a"]

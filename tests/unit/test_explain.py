@@ -10,9 +10,9 @@ import pytest
 
 from edl.cli.explain import explanation_lines, overview_lines
 from edl.cli.main import VERBS, invoke
-from edl.core.event_explanations import EXPLANATIONS, Severity
-from edl.core.events import EventKind
 from edl.errors import UsageError
+from edl.event_text import EXPLANATIONS, Severity
+from edl.events import EventKind
 
 
 @pytest.mark.parametrize("kind", EventKind)

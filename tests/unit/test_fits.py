@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from edl.core.job.fits import DoneFit, ScriptFits, as_json, ended_before, fits_of, json_value
-from edl.core.job.signature import ALIKE_IN_FITS, why_unfit
+from edl.job.script import (
+    ALIKE_IN_FITS,
+    DoneFit,
+    ScriptFits,
+    as_json,
+    ended_before,
+    fits_of,
+    json_value,
+    why_unfit,
+)
 from edl.step.batching import Batching
 from edl.step.source import Source
 from edl.worker.progress import LoaderProgress, Receive

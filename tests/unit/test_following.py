@@ -15,13 +15,13 @@ from made import make_job
 from edl.cli import events, following, logs, status
 from edl.cli.main import invoke
 from edl.cli.tables import print_table
-from edl.coordination.events import OnUnreadable
-from edl.core.events import Event, JobFinishedDetails
-from edl.core.records import JobState
-from edl.core.snapshot import Snapshot
-from edl.core.status import job_status
 from edl.errors import CoordinationError
-from edl.launch.workers import log_directory
+from edl.events import Event, JobFinishedDetails
+from edl.host.workers import log_directory
+from edl.job.snapshot import Snapshot
+from edl.records import JobState
+from edl.status import job_status
+from edl.zookeeper.events import OnUnreadable
 
 AWAY = CoordinationError("no connection to ZooKeeper for 5 s")
 SAID = "edl: ZooKeeper is away: no connection to ZooKeeper for 5 s; this goes on when it answers\n"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from made import make_job, wanted
 
-from edl.core.host.agent import AgentState, decide_agent
-from edl.core.host.process import Process
-from edl.core.host.supervision import JobOutcome, noted, without_zookeeper
-from edl.core.job.gang_start import has_too_few_places, why_too_few
-from edl.core.records import Generation, Host, Job, JobState, Member, RingMember, Stage
-from edl.core.snapshot import Snapshot
+from edl.host.decide import AgentState, decide_agent
+from edl.host.process import Process
+from edl.host.supervision import JobOutcome, noted, without_zookeeper
+from edl.job.resize import has_too_few_places, why_too_few
+from edl.job.snapshot import Snapshot
+from edl.records import Generation, Host, Job, JobState, Member, RingMember, Stage
 
 JOB = make_job(np=4, min_np=3, max_np=8)
 NOW = 1000.0

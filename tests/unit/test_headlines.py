@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.core.events import (
+from edl.events import (
     DesiredDetails,
     Details,
     Event,
@@ -14,8 +14,8 @@ from edl.core.events import (
     WorkerExitedDetails,
     WorkerFailedDetails,
 )
-from edl.core.host.headlines import HOLD_S, Headlines
-from edl.core.switch_parts import SwitchParts
+from edl.host.headlines import HOLD_S, Headlines
+from edl.records import SwitchParts
 
 
 def event(details: Details, reason: str = "", generation: int = 1, step: int = 72) -> Event:

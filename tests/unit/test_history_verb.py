@@ -16,8 +16,8 @@ from edl.cluster.history import JobHistory, SlotInterval
 from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, LifeState
 from edl.cluster.nodes import ClusterPaths
 from edl.cluster.submission import TenantNodes, TenantStore
-from edl.coordination.access import Access
 from edl.errors import UsageError
+from edl.zookeeper.access import Access
 
 DAY_S = 86400.0
 

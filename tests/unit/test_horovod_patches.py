@@ -10,9 +10,9 @@ from rich.console import Console
 
 from edl.errors import REFUSED_EXIT, BuildError
 from edl.horovod_build import ADDRESS, EDL_CALLS, MARKER
-from edl.install import horovod_patches, horovod_wheel, toolchain
-from edl.install.horovod_patches import GPU_ONLY, NO_XLA_OPS, Patch, patches
-from edl.install.horovod_wheel import Recipe
+from edl.install import horovod_wheel, toolchain
+from edl.install import horovod_wheel as horovod_patches
+from edl.install.horovod_wheel import GPU_ONLY, NO_XLA_OPS, Patch, Recipe, patches
 from edl.ring.rendezvous import BULK
 
 RECIPE = Recipe("cpython-311", "x86_64", "2.13.0", "2.21.0", ())

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from edl.cli.main import app
-from edl.core.events import Event, EvictedDetails
-from edl.core.horovod_timeline import RingTimeline, merge_timelines, of_one_run, parse_timeline
 from edl.errors import UsageError
+from edl.events import Event, EvictedDetails
+from edl.horovod_timeline import RingTimeline, merge_timelines, of_one_run, parse_timeline
 
 HEAD = (
     '[\n{"name": "process_name", "ph": "M", "pid": 0, '

@@ -1,4 +1,4 @@
-"""What `edl-worker` does next: every rule of core/host/horovodrun_slot.py, by editing one value."""
+"""What `edl-worker` does next: every rule of host/horovodrun/decide.py, by editing one value."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 from made import changed, make_job, wanted
 
-from edl.core.host.horovodrun_slot import (
+from edl.errors import REFUSED_EXIT
+from edl.host.horovodrun.decide import (
+    AfterLoss,
+    LostSlots,
     SlotLimits,
     SlotRelease,
     SlotState,
+    abandoned,
+    after_loss,
     awaits_others,
     decide_slot,
     forgotten,
@@ -20,18 +25,13 @@ from edl.core.host.horovodrun_slot import (
     released,
     removal_pending,
     with_answer,
-)
-from edl.core.host.lost_slots import (
-    AfterLoss,
-    LostSlots,
-    abandoned,
-    after_loss,
     without_barred,
     would_end_the_job,
 )
-from edl.core.host.process import Process
-from edl.core.host.supervision import RingDeath, SupervisorDecision, dead_ring
-from edl.core.records import (
+from edl.host.process import Process
+from edl.host.supervision import RingDeath, SupervisorDecision, dead_ring
+from edl.job.snapshot import Snapshot
+from edl.records import (
     Assigned,
     Desired,
     Generation,
@@ -42,9 +42,7 @@ from edl.core.records import (
     SlotRecord,
     Stage,
 )
-from edl.core.sizes import Sizes
-from edl.core.snapshot import Snapshot
-from edl.errors import REFUSED_EXIT
+from edl.spec import Sizes
 
 JOB = make_job(driver="10.0.0.1:9000")
 SEATS = tuple(RingMember(worker, "a", worker, "127.0.0.1", 1) for worker in (0, 1))

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from made import changed, make_job, wanted
 
-from edl.core.host.agent import AgentLimits, AgentState, decide_agent, with_placement
-from edl.core.host.exit_status import UNKNOWN_EXIT, exit_status, how
-from edl.core.host.job_end import TOLD, failing_slots
-from edl.core.host.process import Process, backoff_s, exited, seen
-from edl.core.host.restart_policy import to_ask, waiting_members
-from edl.core.host.supervision import (
+from edl.errors import REFUSED_EXIT
+from edl.host.decide import AgentLimits, AgentState, decide_agent, with_placement
+from edl.host.job_end import TOLD, failing_slots
+from edl.host.process import UNKNOWN_EXIT, Process, backoff_s, exit_status, exited, how, seen
+from edl.host.restart import to_ask, waiting_members
+from edl.host.supervision import (
     JobOutcome,
     RingDeath,
     SupervisorDecision,
@@ -21,9 +21,9 @@ from edl.core.host.supervision import (
     ring_deaths,
     without_zookeeper,
 )
-from edl.core.job.liveness import GONE
-from edl.core.progress import ProgressSample, TrainingStatus
-from edl.core.records import (
+from edl.job.liveness import GONE
+from edl.job.snapshot import Snapshot
+from edl.records import (
     Assigned,
     Generation,
     Host,
@@ -31,13 +31,13 @@ from edl.core.records import (
     JobState,
     Leader,
     Member,
+    ProgressSample,
     Request,
     RequestKind,
     RingMember,
     Stage,
+    TrainingStatus,
 )
-from edl.core.snapshot import Snapshot
-from edl.errors import REFUSED_EXIT
 
 NOW = 1000.0
 LIMITS = AgentState.limits

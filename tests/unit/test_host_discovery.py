@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from edl import config
-from edl.core.host.host_discovery import first_desired, lines, parse_hosts
-from edl.core.sizes import Sizes
 from edl.errors import UsageError
-from edl.launch.horovodrun import discovery
-from edl.launch.horovodrun.launcher import ElasticLimits
+from edl.host.devices import first_desired, lines, parse_hosts
+from edl.host.horovodrun import discovery
+from edl.host.horovodrun.launcher import ElasticLimits
+from edl.spec import Sizes
 
 
 def test_hosts_and_slots() -> None:

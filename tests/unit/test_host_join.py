@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from made import changed, make_job, wanted
 
-from edl.core.job.host_join import is_last, request_workers, withdrawn
-from edl.core.records import Generation, Host, Member, RingMember
-from edl.core.snapshot import Snapshot
+from edl.job.resize import is_last, request_workers, withdrawn
+from edl.job.snapshot import Snapshot
+from edl.records import Generation, Host, Member, RingMember
 
 JOB = make_job()
 A, B = Host("a", 2, "127.0.0.1"), Host("b", 4, "127.0.0.1")

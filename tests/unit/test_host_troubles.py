@@ -18,11 +18,11 @@ import pytest
 
 from edl.binding.process import tell
 from edl.cluster.host.processes import start_of
-from edl.core.policy.observation import SizeMeasurement
+from edl.host.adoption import identity
+from edl.host.workers import End, Workers, log_directory, script_end
 from edl.http.client import ask_all
-from edl.launch.adoption import identity
-from edl.launch.workers import End, Workers, log_directory, script_end
-from edl.leader.fitting import Fitting
+from edl.job.policy_loop import Fitting
+from edl.policy.observation import SizeMeasurement
 from edl.ring.ring import Ring
 from edl.worker.activity import ThreadWatch
 

@@ -8,13 +8,11 @@ import pytest
 from shown_job import CREATED, event
 from test_incidents import status, told
 
-from edl.core.dashboard.incidents import IncidentLog
-from edl.core.dashboard.job_page import JobTrace
-from edl.core.dashboard.outage import WorkerReports, outage_incident
-from edl.core.dashboard.server_probe import ServerProbe, outage_cause
-from edl.core.dashboard.shown_incidents import ShownIncident, shown_incidents
-from edl.core.dashboard.tense import in_tense
-from edl.core.events import ZookeeperBackDetails
+from edl.dashboard.view.incidents import IncidentLog, ShownIncident, shown_incidents
+from edl.dashboard.view.outage import ServerProbe, WorkerReports, outage_cause, outage_incident
+from edl.dashboard.view.page import JobTrace
+from edl.dashboard.view.tense import in_tense
+from edl.events import ZookeeperBackDetails
 
 
 class TestZookeeper:

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 from shown_job import CREATED, event, generation, snapshot, switch, training
 
-from edl.core.dashboard.incidents import MOST_INCIDENTS, IncidentLog
-from edl.core.dashboard.shown_incidents import (
+from edl.dashboard.view.charts import worker_table
+from edl.dashboard.view.incidents import (
+    MOST_INCIDENTS,
     SHOWN,
+    IncidentLog,
     ShownIncident,
     shown_incidents,
     with_incidents,
 )
-from edl.core.dashboard.worker_table import worker_table
-from edl.core.event_text import LAST_WORDS
-from edl.core.events import (
+from edl.event_text import LAST_WORDS
+from edl.events import (
     CheckpointDetails,
     CheckpointFailedDetails,
     Event,
@@ -35,9 +36,9 @@ from edl.core.events import (
     WorkerFailedDetails,
     WorkerFrozenDetails,
 )
-from edl.core.learning_curve import LossSpike
-from edl.core.policy.stragglers import Times
-from edl.core.status import JobStatus, job_status
+from edl.learning import LossSpike
+from edl.policy.stragglers import Times
+from edl.status import JobStatus, job_status
 
 HOSTS = {"w0": "node0", "w1": "node1", "w2": "node0", "w3": "node1"}
 FULL = "No space left on device"

@@ -16,22 +16,11 @@ from test_incidents import (
     told,
 )
 
-from edl.core.dashboard.incidents import IncidentLog
-from edl.core.dashboard.shown_incidents import (
-    ShownIncident,
-    shown_incidents,
-    with_incidents,
-)
-from edl.core.events import (
-    CheckpointDetails,
-    Event,
-    LossSpikeDetails,
-    NoTemplateDetails,
-    StalledDetails,
-)
-from edl.core.learning_curve import LossSpike
-from edl.core.records import Stage
-from edl.core.status import job_status
+from edl.dashboard.view.incidents import IncidentLog, ShownIncident, shown_incidents, with_incidents
+from edl.events import CheckpointDetails, Event, LossSpikeDetails, NoTemplateDetails, StalledDetails
+from edl.learning import LossSpike
+from edl.records import Stage
+from edl.status import job_status
 
 
 class TestTheTense:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edl.binding.api import described, of_mkl, of_onednn, processor
-from edl.core.job.signature import Arithmetic
+from edl.job.script import Arithmetic
 
 CPU_INFO = """processor\t: 0
 vendor_id\t: {maker}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from edl.coordination.job_copy import NUMBERS, JobCopy
-from edl.coordination.paths import JobPaths
-from edl.coordination.wire import decode, encode
-from edl.core.events import Event, JobRestoredDetails
-from edl.core.records import Generation, RingMember
+from edl.events import Event, JobRestoredDetails
+from edl.records import Generation, RingMember
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.reads import decode, encode
+from edl.zookeeper.store import NUMBERS, JobCopy
 
 PATHS = JobPaths("digits")
 EVENT = Event(1.0, 1, 7, "w0 wrote it again", JobRestoredDetails("w0"))

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 from made import make_job, wanted
 
-from edl.core.job_line import job_line
-from edl.core.progress import TrainingStatus
-from edl.core.records import Generation, Member, RingMember
-from edl.core.snapshot import Snapshot
+from edl.job.snapshot import Snapshot
+from edl.records import Generation, Member, RingMember, TrainingStatus
+from edl.status import job_line
 
 KNOWN = TrainingStatus(
     step=7, epoch=1, epoch_done=64, epoch_total=128, left=64.0, samples_per_s=0.5

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from edl.core.policy.observation import SizeMeasurement
-from edl.core.policy.scaling_profile import ScalingProfile
-from edl.core.records import JobPolicy
-from edl.daemon.job_policy import PolicyInZooKeeper
 from edl.errors import CoordinationError
+from edl.job.daemon import PolicyInZooKeeper
+from edl.policy.observation import SizeMeasurement
+from edl.policy.scaling_profile import ScalingProfile
+from edl.records import JobPolicy
 
 MINE, THEIRS = (JobPolicy("[stragglers]\n", source) for source in ("train.py", "p.toml"))
 LEARNED = ScalingProfile(seen=((2, SizeMeasurement(40.0, 9)),))

@@ -13,9 +13,8 @@ from edl.cluster.manifest import JobManifest
 from edl.cluster.nodes import ClusterPaths
 from edl.cluster.records import Wanted
 from edl.cluster.store import JobReader
-from edl.coordination.reads import CHILDREN, Read
-from edl.coordination.wire import encode
 from edl.errors import CoordinationError
+from edl.zookeeper.reads import CHILDREN, Read, encode
 
 
 class Nodes:

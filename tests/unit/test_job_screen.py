@@ -7,13 +7,19 @@ from dataclasses import replace
 import pytest
 from made import make_job, wanted
 
-from edl.core.events import Event, WorkerFailedDetails
-from edl.core.job_screen import job_screen, jobs_screen, pause_s
-from edl.core.job_summary import JobSummary
-from edl.core.progress import TrainingStatus
-from edl.core.records import Generation, Host, JobState, Leader, Member, RingMember, Stage
-from edl.core.snapshot import Snapshot
-from edl.core.status import JobStatus, job_status
+from edl.events import Event, WorkerFailedDetails
+from edl.job.snapshot import Snapshot
+from edl.records import (
+    Generation,
+    Host,
+    JobState,
+    Leader,
+    Member,
+    RingMember,
+    Stage,
+    TrainingStatus,
+)
+from edl.status import JobStatus, JobSummary, job_screen, job_status, jobs_screen, pause_s
 
 FAILURE = Event(
     0.5, 5, 7, "w1 was killed by SIGKILL", WorkerFailedDetails("w1", "a", 1, -9, "", "")

@@ -7,16 +7,9 @@ from dataclasses import replace
 import pytest
 from made import make_job, wanted
 
-from edl.core.job_summary import (
-    JobSummary,
-    job_summary,
-    newest_jobs,
-    sorted_jobs,
-    summary_lines,
-)
-from edl.core.progress import TrainingStatus
-from edl.core.records import Generation, Host, JobState, Member, RingMember, Stage
-from edl.core.snapshot import Snapshot
+from edl.job.snapshot import Snapshot
+from edl.records import Generation, Host, JobState, Member, RingMember, Stage, TrainingStatus
+from edl.status import JobSummary, job_summary, newest_jobs, sorted_jobs, summary_lines
 
 NOW_S = 100_000.0
 RUNNING = JobSummary(

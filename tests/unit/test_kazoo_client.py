@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edl.coordination.kazoo_client import PollHandler
+from edl.zookeeper.kazoo_client import PollHandler
 
 HANDLER = PollHandler()
 

@@ -9,12 +9,12 @@ import pytest
 from made import make_job, wanted
 
 from edl.config import HorovodSlot
-from edl.core.host.horovodrun_slot import placed_otherwise
-from edl.core.snapshot import Snapshot
-from edl.launch.horovodrun import late_start, launcher
-from edl.launch.horovodrun.driver import Driver, RankAssignment
-from edl.launch.horovodrun.late_start import LateStart
-from edl.launch.horovodrun.launcher import ElasticLimits, Launcher, discovered
+from edl.host.horovodrun import launcher, slot
+from edl.host.horovodrun.decide import placed_otherwise
+from edl.host.horovodrun.driver import Driver, RankAssignment
+from edl.host.horovodrun.launcher import ElasticLimits, Launcher, discovered
+from edl.host.horovodrun.slot import LateStart
+from edl.job.snapshot import Snapshot
 
 SLOT = HorovodSlot("10.0.0.1", 1, "a", 0, 0, 2, 1, "lo")  # rank 0 of 2
 NOW = Snapshot(make_job(driver="10.0.0.1:1"), **wanted({"a": 1, "b": 1}, by_slot=True))
@@ -24,7 +24,7 @@ LIMITS = ElasticLimits(np=2, min_np=1, max_np=4)
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that horovodrun runs on another machine."""
-    monkeypatch.setattr(late_start, "find_launcher", lambda: None)
+    monkeypatch.setattr(slot, "find_launcher", lambda: None)
 
 
 def asks(driver: Driver, *moments: float, snapshot: Snapshot = NOW) -> list[bool]:
@@ -76,7 +76,7 @@ def test_a_limited_number_of_placements_is_spent_on_other_hosts_only(
     limits = replace(LIMITS, reset_limit=limit, discovery=script)
     found = Launcher(1, "then", ("python", "horovodrun", *words))
     monkeypatch.setattr(Launcher, "limits", lambda self: limits)
-    monkeypatch.setattr(late_start, "find_launcher", lambda: found)
+    monkeypatch.setattr(slot, "find_launcher", lambda: found)
     assert asks(Driver(SLOT), 5.0) == [False, asked]
 
 

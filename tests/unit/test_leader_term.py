@@ -11,16 +11,16 @@ import pytest
 from shown_job import snapshot
 
 from edl.config import Config
-from edl.coordination.election import Write
-from edl.coordination.nodes import JobNodes
-from edl.core.events import Event, EventKind
-from edl.core.job.stall import IN_USER_CODE, Activity
-from edl.core.policy.ring_report import RingReport
-from edl.core.policy.scaling_profile import ScalingProfile
-from edl.core.progress import WorkerProgress
-from edl.core.snapshot import Snapshot
 from edl.errors import LeadershipLost
-from edl.leader.leader import LeaderTerm
+from edl.events import Event, EventKind
+from edl.job.leader import LeaderTerm
+from edl.job.snapshot import Snapshot
+from edl.job.stall import IN_USER_CODE, Activity
+from edl.policy.scaling_profile import ScalingProfile
+from edl.policy.stragglers import RingReport
+from edl.records import WorkerProgress
+from edl.zookeeper.election import Write
+from edl.zookeeper.nodes import JobNodes
 
 
 @dataclass

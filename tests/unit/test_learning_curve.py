@@ -8,9 +8,17 @@ import random
 import msgspec
 import pytest
 
-from edl.core.learning_curve import MOST_POINTS, LearningCurve, LossSpike, spike_in_words
-from edl.core.learning_meter import PERIOD_S, LearningMeter, LearningSample, training_loss
-from edl.core.policy.scaling_profile import ScalingProfile
+from edl.learning import (
+    MOST_POINTS,
+    PERIOD_S,
+    LearningCurve,
+    LearningMeter,
+    LearningSample,
+    LossSpike,
+    spike_in_words,
+    training_loss,
+)
+from edl.policy.scaling_profile import ScalingProfile
 
 
 def trained(

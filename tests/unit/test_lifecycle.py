@@ -12,15 +12,15 @@ from made import make_job
 
 from edl.cluster.controller.controller import RunWriter
 from edl.cluster.view import CreateRun
-from edl.coordination import job_tree, lifecycle
-from edl.coordination.access import OPEN, Access
-from edl.coordination.lifecycle import create_job, delete_ended
-from edl.coordination.paths import JobPaths
-from edl.coordination.reads import CHILDREN, GET, Read
-from edl.coordination.session import Refused
-from edl.coordination.wire import encode
-from edl.core.records import NO_POLICY, Assigned, Generation, JobState, RingMember
 from edl.errors import AccessDenied, CoordinationError, JobExists, NotRemovable, PartlyRemoved
+from edl.records import NO_POLICY, Assigned, Generation, JobState, RingMember
+from edl.zookeeper import nodes as job_tree
+from edl.zookeeper import nodes as lifecycle
+from edl.zookeeper.access import OPEN, Access
+from edl.zookeeper.nodes import create_job, delete_ended
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.reads import CHILDREN, GET, Read, encode
+from edl.zookeeper.session import Refused
 
 PATHS = JobPaths("ann.x")
 RUNS = make_job("ann.x")

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from edl.core.job.liveness import Liveness
 from edl.errors import RendezvousFailed
-from edl.http import client, limited_connection
+from edl.http import client
+from edl.http import server as limited_connection
 from edl.http.client import HEALTH_BYTES, ask, fetch
-from edl.http.limited_connection import LimitedConnection, LimitedSocket
+from edl.http.server import LimitedConnection, LimitedSocket
+from edl.job.liveness import Liveness
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 TIMEOUT_S = 4.0

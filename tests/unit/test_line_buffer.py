@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.launch.line_buffer import LineBuffer
+from edl.host.output import LineBuffer
 
 LOG = b"one\r\n\ntwo\n\r  0%|\r 50%|#\r100%|##\n\xff\nthree\r 10%|"
 LINES = ["one", "", "two", "100%|##", "\ufffd"]

@@ -15,7 +15,7 @@ from typing import IO
 import pytest
 
 from edl.cli.common import line_writer
-from edl.launch.backlog import KEPT
+from edl.host.output import KEPT
 
 LINES = 5000  # of 60 bytes and more, of which a pipe takes 65,536 bytes
 END_S = 20.0

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edl.coordination.local_server import local_trouble
+from edl.zookeeper.local_server import local_trouble
 
 HERE = "127.0.0.1:20123"
 

@@ -13,10 +13,10 @@ import pytest
 
 from edl.binding import api as log_module
 from edl.binding.api import log
-from edl.checkpoint import logged_steps
-from edl.checkpoint.logged_steps import LoggedSteps
-from edl.core.learning_meter import LearningMeter
+from edl.checkpoint import store
+from edl.checkpoint.store import LoggedSteps
 from edl.errors import UsageError
+from edl.learning import LearningMeter
 
 
 class Worker:
@@ -109,7 +109,7 @@ def test_a_file_server_that_is_away_holds_up_no_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The training thread does not wait for the write, and the newest step is written later."""
-    monkeypatch.setattr(logged_steps, "LOOK_S", 0.0, raising=False)
+    monkeypatch.setattr(store, "LOOK_S", 0.0, raising=False)
     is_back, write_text = threading.Event(), Path.write_text
 
     def away(path: Path, text: str, encoding: str) -> int:
@@ -141,7 +141,7 @@ def test_a_file_server_that_is_away_holds_up_no_reader(
         return read_text(path, encoding)
 
     monkeypatch.setattr(Path, "read_text", away)
-    monkeypatch.setattr(logged_steps, "LOOK_S", 0.0, raising=False)
+    monkeypatch.setattr(store, "LOOK_S", 0.0, raising=False)
     assert LoggedSteps(tmp_path).read() == {}
     is_back.set()
 

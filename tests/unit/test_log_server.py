@@ -12,7 +12,7 @@ import pytest
 from edl.cluster.host.logs import LogPlaces, LogServer
 from edl.cluster.host.users import JobUser, JobUsers
 from edl.cluster.records import LOGS_PATH
-from edl.http.connection import HttpRequest, Response
+from edl.http.server import HttpRequest, Response
 from edl.http.signing import authorization, http_key
 
 JOB, OWN, SECRET = "ann.x", "5" * 64, "of the cluster"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edl.launch.adoption import identity
-from edl.launch.log_use import MARK_EACH_S, last_use_s
-from edl.launch.submitter import written_down
-from edl.launch.workers import Workers, log_directory
+from edl.host.adoption import MARK_EACH_S, identity, last_use_s
+from edl.host.agent import written_down
+from edl.host.workers import Workers, log_directory
 
 
 def test_the_logs_of_a_job_that_runs_are_kept(tmp_path: Path) -> None:

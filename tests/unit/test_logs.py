@@ -19,13 +19,13 @@ from edl.cli.main import invoke
 from edl.cluster.client import waiting
 from edl.cluster.lifecycle import LifeState
 from edl.cluster.records import HostedLog
-from edl.core.events import Event, WorkerExitedDetails
-from edl.core.host.worker_hosts import worker_hosts
-from edl.core.records import Assigned, Generation, Host, Member, RingMember
-from edl.core.snapshot import Snapshot
 from edl.errors import AccessDenied, CoordinationError, UnknownJob, ZooKeeperUnreachable
-from edl.launch.adoption import RunningWorker
-from edl.launch.workers import KEPT_RUNS, Workers, earlier_runs, log_directory
+from edl.events import Event, WorkerExitedDetails
+from edl.host.adoption import RunningWorker
+from edl.host.devices import worker_hosts
+from edl.host.workers import KEPT_RUNS, Workers, earlier_runs, log_directory
+from edl.job.snapshot import Snapshot
+from edl.records import Assigned, Generation, Host, Member, RingMember
 
 Run = Callable[..., tuple[str, str]]
 
@@ -72,7 +72,7 @@ def test_the_links_tell_the_next_agent_the_numbers_of_workers(
     directory = job(tmp_path, "digits", w0="a\n", w10="c\n", mute="cannot import\n")
     (directory / "warnings.log").write_text("of somebody else\n")
     left = [RunningWorker(cast(Any, None), f"abc-{slot}", slot) for slot in range(3)]
-    monkeypatch.setattr("edl.launch.workers.find", lambda environment, record_of: left)
+    monkeypatch.setattr("edl.host.workers.find", lambda environment, record_of: left)
     found = Workers(["x"], tmp_path, {}, directory).orphans()
     assert [(one.attempt_id, one.worker) for one in found] == [
         ("abc-0", 0),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.job.lost_job import TURN_S, TURNS, begins_s, is_newest, may_write
-from edl.core.records import Generation, RingMember
+from edl.job.membership import TURN_S, TURNS, begins_s, is_newest, may_write
+from edl.records import Generation, RingMember
 
 
 def ring(*ids: int, previous: tuple[int, ...] = (), number: int = 3) -> Generation:

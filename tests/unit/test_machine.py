@@ -11,12 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from edl.coordination.paths import JobPaths
-from edl.coordination.registrations import HostNodes
-from edl.core.records import Host
 from edl.errors import AgentExists
-from edl.launch.adoption import has_died_here
-from edl.launch.machine import machine_name
+from edl.host.adoption import has_died_here, machine_name
+from edl.records import Host
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.store import HostNodes
 
 HERE = Host("a", 2, "10.0.0.1", os.getpid(), machine=machine_name())
 

@@ -22,9 +22,8 @@ from edl.cluster.manifest import (
     manifest_schema,
     parse_manifest,
 )
-from edl.core.job_spec import JobSettings
-from edl.core.sizes import Sizes
 from edl.errors import ManifestError, UsageError
+from edl.spec import JobSettings, Sizes
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME, COMMAND, MIN, MAX = "name: digits", "command: [python, train.py]", "min: 1", "max: 4"

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from edl.binding import api
-from edl.core.learning_meter import LearningMeter
 from edl.errors import UsageError
+from edl.learning import LearningMeter
 from edl.step.batching import Batching
 from edl.step.engine import BatchStart, RingPlace, StepEnd
 from edl.step.source import Source

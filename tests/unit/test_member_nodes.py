@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from edl.coordination.paths import JobPaths
-from edl.coordination.reads import CHILDREN, Read
-from edl.coordination.registrations import MemberNodes
-from edl.coordination.wire import encode
-from edl.core.records import Member
+from edl.records import Member
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.reads import CHILDREN, Read, encode
+from edl.zookeeper.store import MemberNodes
 
 PATHS = JobPaths("digits")
 OWN = PATHS.member(3)

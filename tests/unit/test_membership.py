@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from made import changed, make_job, wanted
 
-from edl.core.job.ages import Ages
-from edl.core.job.decision import Limits, MembershipDecision
-from edl.core.job.desired import set_desired
-from edl.core.job.membership import decide
-from edl.core.records import (
+from edl.job.decision import Limits, MembershipDecision, set_desired
+from edl.job.liveness import Ages
+from edl.job.membership import decide
+from edl.job.snapshot import Snapshot
+from edl.records import (
     Assigned,
     Desired,
     Generation,
@@ -30,7 +30,6 @@ from edl.core.records import (
     SlotRecord,
     Stage,
 )
-from edl.core.snapshot import Snapshot
 
 LIMITS = Limits(
     start_s=120,

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from edl.errors import RingError
-from edl.ring.mesh import ADDRESS_BYTES, MESH_BYTES, MOST_MEMBERS, MeshRequest, question
+from edl.ring.rendezvous import ADDRESS_BYTES, MESH_BYTES, MOST_MEMBERS, MeshRequest, question
 
 
 def address(owner: int, peer: int, width: int = ADDRESS_BYTES) -> bytes:

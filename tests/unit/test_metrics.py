@@ -9,28 +9,35 @@ from typing import Any
 import pytest
 from made import make_job
 
-from edl.core.dashboard.timeline import GenerationTimeline
-from edl.core.event_text import CHANGE_KINDS
-from edl.core.events import Details, Event, EventKind, GenerationDetails, SwitchDetails
-from edl.core.job_metrics import JOB_METRICS, UNKNOWN, EventCounts, job_samples, scrape_targets
-from edl.core.metric import (
-    BUILD_INFO,
-    Histogram,
-    Metric,
-    MetricType,
-    Sample,
-    counter,
-    gauge,
-    histogram,
-)
-from edl.core.progress import TrainingStatus, WorkerProgress
-from edl.core.records import Generation, Host, JobState, Member, RingMember, Stage
-from edl.core.snapshot import Snapshot
-from edl.core.status import job_status
-from edl.core.step_totals import StepTotals
-from edl.core.switch_parts import SwitchParts
-from edl.core.worker_metrics import WORKER_METRICS, WorkerSnapshot, worker_samples
+from edl.dashboard.view.timeline import GenerationTimeline
+from edl.event_text import CHANGE_KINDS
+from edl.events import Details, Event, EventKind, GenerationDetails, SwitchDetails
 from edl.http.exposition import exposition
+from edl.job.snapshot import Snapshot
+from edl.metric import BUILD_INFO, Histogram, Metric, MetricType, Sample, counter, gauge, histogram
+from edl.metrics import (
+    JOB_METRICS,
+    UNKNOWN,
+    WORKER_METRICS,
+    EventCounts,
+    WorkerSnapshot,
+    job_samples,
+    scrape_targets,
+    worker_samples,
+)
+from edl.records import (
+    Generation,
+    Host,
+    JobState,
+    Member,
+    RingMember,
+    Stage,
+    StepTotals,
+    SwitchParts,
+    TrainingStatus,
+    WorkerProgress,
+)
+from edl.status import job_status
 from edl.testing.counting import Counting
 from edl.testing.loopback import LoopbackJob
 from edl.worker.loader_steps import StepTimer

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from made import make_job, wanted
 
-from edl.core.events import Event, GenerationDetails, SwitchDetails
-from edl.core.job.migration import Migration, Move, outcome, stall_s, standing
-from edl.core.records import Generation, Member, RingMember, Stage
-from edl.core.snapshot import Snapshot
-from edl.core.switch_parts import SwitchParts
+from edl.events import Event, GenerationDetails, SwitchDetails
+from edl.job.placement import Migration, Move, outcome, stall_s, standing
+from edl.job.snapshot import Snapshot
+from edl.records import Generation, Member, RingMember, Stage, SwitchParts
 
 JOB = make_job(np=3, command=("true",))
 MOVE = Move("digits", "a", "b", 2, {"a": 1, "b": 2}, since=3)

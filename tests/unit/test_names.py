@@ -20,7 +20,21 @@ STANDARD_TERMS = Path(__file__).with_name("standard_terms.txt")
 # they have in common, and a verb from its command to its decision.
 ALIKE = (
     {"torch", "tensorflow", "binding", "worker", "transparent"},
-    {"cli", "client", "coordination", "core", "binding", "cluster"},
+    {
+        "cli",
+        "client",
+        "zookeeper",
+        "job",
+        "host",
+        "policy",
+        "binding",
+        "cluster",
+        "events.py",
+        "status.py",
+        "records.py",
+        "spec.py",
+        "text.py",
+    },
     {"cli", "simulator"},
 )
 # The same idea in more than these places.

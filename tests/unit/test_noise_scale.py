@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from edl.step.noise import UNKNOWN, WINDOWS, NoiseSample, NoiseScale, Squares, noise_sample
-from edl.testing.noise import known_noise
+from edl.testing.counting import known_noise
 from examples.digits_data import load
 
 

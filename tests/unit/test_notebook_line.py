@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from made import make_job, wanted
 
-from edl.core.records import Generation, JobState, RingMember
-from edl.core.snapshot import Snapshot
-from edl.launch.live import LiveLine
-from edl.program.notebook_line import NotebookLine, notebook_display
+from edl.host.host_agent import LiveLine
+from edl.job.snapshot import Snapshot
+from edl.program.run import NotebookLine, notebook_display
+from edl.records import Generation, JobState, RingMember
 
 
 def snapshot() -> Snapshot:

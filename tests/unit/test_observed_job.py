@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from shown_job import ShownStore, snapshot
 
-from edl.client.observing import ObservedJob
-from edl.core.records import JobState
-from edl.core.snapshot import Snapshot
+from edl.client.job import ObservedJob
 from edl.errors import CoordinationError
+from edl.job.snapshot import Snapshot
+from edl.records import JobState
 
 
 class WatchedStore(ShownStore):

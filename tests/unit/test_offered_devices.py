@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.host.offered_devices import offered_devices
 from edl.errors import UsageError
+from edl.host.devices import offered_devices
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from edl.launch.backlog import KEPT
-from edl.launch.output import Output
+from edl.host.output import KEPT, Output
 
 Write = Callable[[str], None]
 

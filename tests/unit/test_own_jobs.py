@@ -10,13 +10,11 @@ import pytest
 from made import make_job
 
 from edl.client.connection import choose_job
-from edl.coordination.access import Access
-from edl.coordination.lifecycle import unknown_job
-from edl.coordination.paths import JOBS, JobPaths
-from edl.coordination.reads import Issue
-from edl.coordination.secrets import keep, stored
-from edl.coordination.wire import encode
 from edl.errors import AccessDenied, UnknownJob, UsageError
+from edl.zookeeper.access import Access, keep, stored
+from edl.zookeeper.nodes import unknown_job
+from edl.zookeeper.paths import JOBS, JobPaths
+from edl.zookeeper.reads import Issue, encode
 
 MINE, ALSO_MINE, THEIRS = "m" * 64, "a" * 64, "t" * 64
 

@@ -7,12 +7,12 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from edl.core.host.process import FORMER_LOG
-from edl.launch.log_reader import LogReader, former
+from edl.host.logs import LogReader, former
+from edl.host.process import FORMER_LOG
 
 ROTATING = """
 import sys
-from edl.daemon.own_log import OwnLog
+from edl.job.pending_writes import OwnLog
 
 log = OwnLog(sys.argv[1])
 log.guard()
@@ -26,7 +26,7 @@ for number in range(1000):
 # The limit of a file's size stands for the disk: what goes beyond fails, and it can be lifted.
 FULL = """
 import logging, resource, sys
-from edl.daemon.own_log import OwnLog
+from edl.job.pending_writes import OwnLog
 
 log = OwnLog(sys.argv[1])
 log.guard()
@@ -44,7 +44,7 @@ answers.write(f"|{log.take_failure()}")
 # Each series of lost lines is one failure, also where the line that counts them still fits.
 NEARLY_FULL = """
 import resource, sys
-from edl.daemon.own_log import OwnLog
+from edl.job.pending_writes import OwnLog
 
 log = OwnLog(sys.argv[1])
 log.guard()

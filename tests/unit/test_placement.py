@@ -8,18 +8,11 @@ import numpy
 import pytest
 from made import changed, make_job, wanted
 
-from edl.core.job.placement import (
-    move,
-    place_workers,
-    return_absent,
-    whole,
-    without_host,
-    without_slot,
-)
-from edl.core.job.replacement import replacement, taken_back
-from edl.core.records import Generation, Host, Request, RequestKind, RingMember
-from edl.core.snapshot import Snapshot
 from edl.errors import UsageError
+from edl.job.membership import replacement, taken_back
+from edl.job.placement import move, place_workers, return_absent, whole, without_host, without_slot
+from edl.job.snapshot import Snapshot
+from edl.records import Generation, Host, Request, RequestKind, RingMember
 
 A, B, C = (Host(name, slots, "127.0.0.1") for name, slots in (("a", 2), ("b", 4), ("c", 1)))
 JOB = make_job(min_np=2, max_np=6)

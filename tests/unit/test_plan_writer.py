@@ -14,7 +14,7 @@ from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeState
 from edl.cluster.nodes import ClusterPaths
 from edl.cluster.plan import ClusterPlan
 from edl.cluster.writer import byte_count
-from edl.coordination.election import Write
+from edl.zookeeper.election import Write
 
 
 class Leader:

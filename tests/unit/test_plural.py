@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from edl.core.plural import counted, names, workers, workers_train
+from edl.text import counted, names, workers, workers_train
 
 
 def test_workers_are_counted_in_english() -> None:

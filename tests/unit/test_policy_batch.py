@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from edl.core.policy.batch import best_global_batch, choose_batch
-from edl.core.policy.goodput import Goodput
-from edl.core.policy.observation import Observation, SizeMeasurement
-from edl.core.sizes import Sizes
+from edl.policy.goodput import Goodput, best_global_batch, choose_batch
+from edl.policy.observation import Observation, SizeMeasurement
+from edl.spec import Sizes
 from edl.step.batching import Batching
 from edl.step.noise import NoiseScale
-from edl.testing.noise import known_noise
+from edl.testing.counting import known_noise
 
 
 @dataclass(frozen=True)

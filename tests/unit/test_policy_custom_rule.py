@@ -10,13 +10,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from edl.client.policies import checked_policy
-from edl.core.policy.custom_rule import CustomRule, suggestion
-from edl.core.policy.file import parse_policy
-from edl.core.policy.observation import Observation, Suggestion
-from edl.core.sizes import Sizes
+from edl.client.changes import checked_policy
 from edl.errors import UsageError
-from edl.leader.custom_rule_runner import CustomRuleRunner
+from edl.job.policy_loop import CustomRuleRunner
+from edl.policy.file import CustomRule, parse_policy, suggestion
+from edl.policy.observation import Observation, Suggestion
+from edl.spec import Sizes
 
 RULE = CustomRule("my_rules", "grow", every_steps=10, deadline_s=5.0)
 NOW = Observation(2, Sizes(1, 4), steps=10)
@@ -152,9 +151,9 @@ def test_it_is_looked_for_before_the_job_starts(tmp_path: Path) -> None:
         checked()
     module.write_text("try:\n    from x import grow\nexcept ImportError:\n    grow = None\n")
     checked()
-    checked('[size]\nrule = "edl.core.policy.votes:Votes"')
-    with pytest.raises(UsageError, match=r"there is no module edl\.core\.nothing"):
-        checked('[size]\nrule = "edl.core.nothing:Votes"')
+    checked('[size]\nrule = "edl.policy.hill_climbing:Votes"')
+    with pytest.raises(UsageError, match=r"there is no module edl\.policy\.nothing"):
+        checked('[size]\nrule = "edl.policy.nothing:Votes"')
     module.write_text("def grow(:")
     with pytest.raises(UsageError, match="cannot read the rule my_rules:grow: invalid syntax"):
         checked()

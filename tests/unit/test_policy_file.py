@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from edl.core.policy.cost import Cost
-from edl.core.policy.file import HOLD_S, check_change, check_sizes, parse_policy
-from edl.core.policy.learning_rate import LearningRate
-from edl.core.policy.stragglers import Stragglers
-from edl.core.policy.throughput import Throughput
-from edl.core.policy.votes import Votes
-from edl.core.sizes import Sizes
 from edl.errors import UsageError
+from edl.policy.file import HOLD_S, LearningRate, check_change, check_sizes, parse_policy
+from edl.policy.goodput import Cost, Throughput
+from edl.policy.hill_climbing import Votes
+from edl.policy.stragglers import Stragglers
 from edl.schedules import Knee, Scaling, Step
+from edl.spec import Sizes
 from edl.step.batching import Batching
 
 BIG = 400 * "9"  # above all floats

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from edl.client.policies import explain
-from edl.core.policy.goodput import Goodput
-from edl.core.policy.observation import Observation, SizeMeasurement, Suggestion
-from edl.core.policy.scaling_profile import ScalingProfile
-from edl.core.policy.step_time import StepTime
-from edl.core.records import Host, JobPolicy
-from edl.core.sizes import Sizes
+from edl.client.changes import explain
+from edl.policy.goodput import Goodput
+from edl.policy.observation import Observation, SizeMeasurement, Suggestion
+from edl.policy.scaling_profile import ScalingProfile
+from edl.policy.step_time import StepTime
+from edl.records import Host, JobPolicy
+from edl.spec import Sizes
 from edl.step.batching import Batching
-from edl.testing.noise import known_noise
+from edl.testing.counting import known_noise
 
 RULE = Goodput()
 # n / (1 + (n - 1) / 8) times 100: 100, 178, 240, 291, 333, 369, 400, 427 for 1 to 8.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edl.cli.figure import draw_history
-from edl.core.events import (
+from edl.events import (
     DesiredDetails,
     Details,
     Event,
@@ -16,7 +16,7 @@ from edl.core.events import (
     PolicyDetails,
     StragglerDetails,
 )
-from edl.core.policy.history import History, HistoryMark, SizeSpan, history
+from edl.policy.observation import History, HistoryMark, SizeSpan, history
 
 
 def event(at_s: float, details: Details, reason: str = "why") -> Event:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edl.core.policy.least_squares import Vector, least_squares
+from edl.policy.step_time_formula import Vector, least_squares
 
 
 def rosenbrock(at: Vector) -> Vector:

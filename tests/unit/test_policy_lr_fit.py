@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from edl.core.policy.lr_fit import (
+from edl.policy.lr_tuner import (
     Parabola,
     fitted,
     highest_that_holds,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.policy.observation import SizeMeasurement
-from edl.core.policy.scaling import ScalingModel, step_time_samples
-from edl.core.policy.step_time import StepTime, StepTimeSample
+from edl.policy.file import ScalingModel, step_time_samples
+from edl.policy.observation import SizeMeasurement
+from edl.policy.step_time import StepTime, StepTimeSample
 
 TIME = StepTime(0.02, 0.001, 0.03, 0.004, 0.08, 0.01, 2.0)
 

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from edl.client.policies import stands
-from edl.core.job.profile import COMMITS, Curve, Point
-from edl.core.policy.observation import (
+from edl.client.changes import stands
+from edl.job.profile import COMMITS, Curve, Point
+from edl.policy.goodput import decide_size
+from edl.policy.observation import (
     CHANGE_S,
     KEPT_STEPS,
     Observation,
@@ -17,11 +18,9 @@ from edl.core.policy.observation import (
     State,
     Suggestion,
 )
-from edl.core.policy.scaling_profile import ScalingProfile
-from edl.core.policy.size_decision import decide_size
-from edl.core.progress import ProgressSample
-from edl.core.records import JobPolicy
-from edl.core.sizes import Sizes
+from edl.policy.scaling_profile import ScalingProfile
+from edl.records import JobPolicy, ProgressSample
+from edl.spec import Sizes
 
 
 def reading(step: int, at_s: float, size: int = 2, epoch: int = 0, **other: int) -> ProgressSample:

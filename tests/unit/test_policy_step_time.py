@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edl.core.policy.step_time import TINY, StepTime, StepTimeSample
-from edl.core.policy.step_time_fit import FitOptions, Loss, Objective, fit
+from edl.policy.step_time import TINY, StepTime, StepTimeSample
+from edl.policy.step_time_fit import FitOptions, Loss, Objective, fit
 
 TRUE = StepTime(0.02, 0.001, 0.03, 0.004, 0.08, 0.01, 2.0)
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from edl.core.policy.step_time import StepTime, StepTimeSample
-from edl.core.policy.step_time_fit import fit
-from edl.core.policy.step_time_fits import fit_all
+from edl.policy.step_time import StepTime, StepTimeSample
+from edl.policy.step_time_fit import fit, fit_all
 
 WAYS = [[1], [2], [1, 2], [1, 4], [2, 3], [1, 2, 4], [1, 2, 4, 8], [4, 4], [1, 2, 3, 4, 8, 16]]
 

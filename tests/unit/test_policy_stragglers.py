@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from edl.core.policy.observation import State
-from edl.core.policy.stragglers import Mitigation, StragglerCause, Stragglers, Times
+from edl.policy.observation import State
+from edl.policy.stragglers import Mitigation, StragglerCause, Stragglers, Times
 
 RULE = Stragglers(patience_steps=1)
 

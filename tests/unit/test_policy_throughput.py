@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from edl.core.policy.observation import Observation, SizeMeasurement, State
-from edl.core.policy.throughput import Throughput, marginal_share, ordinal
-from edl.core.sizes import Sizes
+from edl.policy.goodput import Throughput, marginal_share, ordinal
+from edl.policy.observation import Observation, SizeMeasurement, State
+from edl.spec import Sizes
 
 ROOT = Path(__file__).parents[2]
 RULE = Throughput(every_steps=10, staying_steps=100)

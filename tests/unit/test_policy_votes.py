@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from edl.core.policy.observation import Observation
-from edl.core.policy.votes import MAX, MEAN, SUM, Votes
-from edl.core.sizes import Sizes
+from edl.policy.hill_climbing import MAX, MEAN, SUM, Votes
+from edl.policy.observation import Observation
+from edl.spec import Sizes
 
 NOW = Observation(4, Sizes(1, 8))
 

@@ -14,11 +14,11 @@ from test_checkpoints import Start
 from test_host_agent import NOW, ended, generation, own, process, snapshot, trainer
 
 from edl.checkpoint import format as files
-from edl.core.host.agent import decide_agent
-from edl.core.host.exit_codes import AgentEnd, agent_exit_code, end_of_job, run_exit_code
-from edl.core.host.job_end import result
-from edl.core.host.supervision import noted
-from edl.core.job.ending import (
+from edl.host.decide import decide_agent
+from edl.host.job_end import result
+from edl.host.process import AgentEnd, agent_exit_code, end_of_job, run_exit_code
+from edl.host.supervision import noted
+from edl.job.membership import (
     HALTED_EXIT,
     UNSAVED_EXIT,
     bound_of_signal,
@@ -27,8 +27,7 @@ from edl.core.job.ending import (
     save_limit_s,
     why_tight,
 )
-from edl.core.progress import TrainingStatus
-from edl.core.records import Job, JobState
+from edl.records import Job, JobState, TrainingStatus
 from edl.worker.shared_state import SharedState
 
 CAUSE = "edl preempt --within 30s"

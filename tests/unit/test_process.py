@@ -5,19 +5,21 @@ from dataclasses import replace
 import pytest
 from made import make_job
 
-from edl.core.host.exit_status import UNKNOWN_EXIT, exit_status, how
-from edl.core.host.process import (
+from edl.errors import AGAIN_EXIT
+from edl.host.process import (
     QUICK_S,
     QUICKLY_KILLED_S,
+    UNKNOWN_EXIT,
     Process,
     ScriptEnd,
+    exit_status,
     exited,
+    how,
     script_ended,
     seen,
 )
-from edl.core.records import Generation, JobState, Member, RingMember, Stage
-from edl.core.snapshot import Snapshot
-from edl.errors import AGAIN_EXIT
+from edl.job.snapshot import Snapshot
+from edl.records import Generation, JobState, Member, RingMember, Stage
 
 NOW = 1000.0
 JOB = make_job()

@@ -10,10 +10,10 @@ import pytest
 
 from edl.cli.figure import draw
 from edl.cli.profile import profile_table
-from edl.core.job.profile import Curve, Point, in_order, measured_point, sizes
-from edl.core.progress import ProgressSample
 from edl.errors import UsageError
 from edl.figures import check_figure
+from edl.job.profile import Curve, Point, in_order, measured_point, sizes
+from edl.records import ProgressSample
 
 CURVE = (
     Curve("digits", 1_000_000.0)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 from made import make_job
 
-from edl.core.job.profile_hold import HoldState, ProfileHold, ProfileView
+from edl.job.profile import HoldState, ProfileHold, ProfileView
 
 JOB = make_job(command=("python",), max_np=5)
 MINE = ProfileHold("mine", "process 7 on a", {"a": 2})

@@ -14,10 +14,6 @@ import pytest
 
 import edl
 from edl import config
-from edl.core.host.exit_codes import AgentEnd, AgentResult
-from edl.core.job_spec import JobSettings, JobSpec
-from edl.core.records import NO_POLICY, Generation, RingMember
-from edl.core.sizes import Sizes
 from edl.errors import (
     ConfigError,
     JobError,
@@ -26,9 +22,11 @@ from edl.errors import (
     UsageError,
     ZooKeeperUnreachable,
 )
+from edl.host.process import AgentEnd, AgentResult
 from edl.program.function_files import Failure, FunctionFiles
-from edl.program.options import INSTEAD, Options, split_options
-from edl.program.run import FunctionJob, _policy, _ring_at_end
+from edl.program.run import INSTEAD, FunctionJob, Options, _policy, _ring_at_end, split_options
+from edl.records import NO_POLICY, Generation, RingMember
+from edl.spec import JobSettings, JobSpec, Sizes
 
 
 def train() -> None:

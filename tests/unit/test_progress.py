@@ -10,8 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from edl.core.progress import WorkerProgress, is_status_due
 from edl.errors import DataError, NewcomerDiffers
+from edl.records import WorkerProgress, is_status_due
 from edl.step.batching import Batching
 from edl.step.engine import BatchStart, GradientAccumulation, PartStart, RingPlace
 from edl.step.order import TrainingLength

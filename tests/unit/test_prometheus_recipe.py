@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from edl.core.event_text import CHANGE_KINDS
-from edl.core.events import EventKind
-from edl.core.job_metrics import JOB_METRICS, PARTS
-from edl.core.metric import MetricType
-from edl.core.worker_metrics import WORKER_METRICS
+from edl.event_text import CHANGE_KINDS
+from edl.events import EventKind
+from edl.metric import MetricType
+from edl.metrics import JOB_METRICS, PARTS, WORKER_METRICS
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "prometheus"
 PROMTOOL = shutil.which("promtool") or "/usr/bin/promtool"

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from edl.core.host.python_command import Main, PythonCommand, parse_command
+from edl.host.process import Main, PythonCommand, parse_command
 
 SCRIPT, MODULE, CODE, OTHER = Main.SCRIPT, Main.MODULE, Main.CODE, Main.OTHER
 

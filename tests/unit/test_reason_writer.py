@@ -10,7 +10,7 @@ from edl.cluster.controller.reasons import EVERY_S, MOST_BYTES, MOST_CHARACTERS,
 from edl.cluster.lifecycle import JobLife, LifeState
 from edl.cluster.nodes import ClusterPaths
 from edl.cluster.records import JobReasons
-from edl.coordination.wire import encode
+from edl.zookeeper.reads import encode
 
 QUEUED, RUNNING = JobLife(since_s=5.0), JobLife(LifeState.RUNNING, since_s=5.0)
 

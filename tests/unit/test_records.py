@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from made import make_job, wanted
 
-from edl.core.events import Event, ResumedDetails, SwitchDetails
-from edl.core.job_spec import JobSettings, JobSpec
-from edl.core.record import Record
-from edl.core.records import (
+from edl.errors import CoordinationError
+from edl.events import Event, ResumedDetails, SwitchDetails
+from edl.job.snapshot import Snapshot
+from edl.record import Record
+from edl.records import (
     Generation,
     Host,
     Job,
@@ -24,12 +25,10 @@ from edl.core.records import (
     RingFailure,
     RingMember,
     Stage,
+    SwitchParts,
 )
-from edl.core.sizes import Sizes
-from edl.core.snapshot import Snapshot
-from edl.core.status import job_status
-from edl.core.switch_parts import SwitchParts
-from edl.errors import CoordinationError
+from edl.spec import JobSettings, JobSpec, Sizes
+from edl.status import job_status
 
 SEATS = (RingMember(4, "a", 0, "::1", 9004), RingMember(2, "b", 1, "::1", 9002))
 MEMBER = Member(2, "b", 1, "::1", 9002, 77, "x", Stage.ACTIVE, 5, RingFailure(5, 40))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.progress import TrainingStatus
-from edl.core.remaining import bar, estimated_remaining_s, trained_fraction
+from edl.records import TrainingStatus
+from edl.status import bar, estimated_remaining_s, trained_fraction
 from edl.step.order import TrainingLength
 
 

@@ -7,10 +7,10 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from edl.core.job.repair_count import MOST_REPAIRS
-from edl.core.job_spec import JobSettings
-from edl.core.records import Generation, RingMember
 from edl.errors import JobFailed, RendezvousFailed, RingBroken, RingError
+from edl.job.membership import MOST_REPAIRS
+from edl.records import Generation, RingMember
+from edl.spec import JobSettings
 from edl.worker.switching import Repairs
 
 LIMIT_S = JobSettings().elastic_timeout_s

@@ -10,41 +10,18 @@ from typing import Any
 import pytest
 from made import changed, make_job
 
-from edl.client.draining import drain_host, drain_worker
-from edl.client.ending import preempt, stop
-from edl.client.holding import HeldSize
-from edl.client.migrating import migrate
-from edl.client.profiling import profile
-from edl.client.scaling import place, resize, wait_for_size
-from edl.client.waiting import ClientLimits, Messages, looks
-from edl.coordination.events import EventNodes
-from edl.coordination.job_store import JobStore
-from edl.coordination.profile import ProfileNode
-from edl.coordination.registrations import HostNodes
-from edl.coordination.requests import RequestNodes
-from edl.core.events import CheckpointDetails, Event
-from edl.core.job.borrowing import NO_LEASE_TERMS, LeaseTerms
-from edl.core.job.desired import DesiredChange, set_desired
-from edl.core.job.device_sets import NO_DEVICES, DeviceSets
-from edl.core.job.ending import HALTED_EXIT, UNSAVED_EXIT
-from edl.core.job.placement import Placement
-from edl.core.job.profile import Curve
-from edl.core.job.profile_hold import ProfileHold
-from edl.core.progress import ProgressSample, TrainingStatus
-from edl.core.records import (
-    Assigned,
-    Desired,
-    Generation,
-    Host,
-    JobState,
-    Member,
-    Request,
-    RequestedBy,
-    RingMember,
-    SlotRecord,
-    Stage,
+from edl.client.changes import (
+    drain_host,
+    drain_worker,
+    migrate,
+    place,
+    preempt,
+    resize,
+    stop,
+    wait_for_size,
 )
-from edl.core.snapshot import Snapshot
+from edl.client.profiling import HeldSize, profile
+from edl.client.waiting import ClientLimits, Messages, looks
 from edl.errors import (
     CoordinationError,
     HostLost,
@@ -54,6 +31,30 @@ from edl.errors import (
     TimedOut,
     UsageError,
 )
+from edl.events import CheckpointDetails, Event
+from edl.job.borrowing import NO_LEASE_TERMS, LeaseTerms
+from edl.job.decision import DesiredChange, set_desired
+from edl.job.membership import HALTED_EXIT, UNSAVED_EXIT
+from edl.job.placement import NO_DEVICES, DeviceSets, Placement
+from edl.job.profile import Curve, ProfileHold
+from edl.job.snapshot import Snapshot
+from edl.records import (
+    Assigned,
+    Desired,
+    Generation,
+    Host,
+    JobState,
+    Member,
+    ProgressSample,
+    Request,
+    RequestedBy,
+    RingMember,
+    SlotRecord,
+    Stage,
+    TrainingStatus,
+)
+from edl.zookeeper.events import EventNodes
+from edl.zookeeper.store import HostNodes, JobStore, ProfileNode, RequestNodes
 
 JOB = make_job(command=("true",))
 HOSTS = (Host("a", 2, "::1"), Host("b", 2, "::2"))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from edl.core.job.topology import WorkerTopology
 from edl.errors import ConfigError
+from edl.job.placement import WorkerTopology
 from edl.ring.gloo import GlooConnection, files_of_ring, refuse_other_libraries
 
 USER = {"HOROVOD_TIMELINE": "/logs/timeline.json", "HOROVOD_AUTOTUNE_LOG": "tuning"}

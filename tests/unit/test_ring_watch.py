@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from edl.core.policy.ring_report import NO_REPORT, RingReport
-from edl.core.records import Generation, RingMember
+from edl.policy.stragglers import NO_REPORT, RingReport
+from edl.records import Generation, RingMember
 from edl.step.batching import Batching
 from edl.step.record import StepRecord, StepRecords
 from edl.worker.loader_steps import EVERY, RingWatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edl.binding.loop import BatchSteps
-from edl.core.records import Generation, RingMember
+from edl.records import Generation, RingMember
 from edl.step.batching import Batching
 from edl.testing.counting import CountingBatchSource, CountingModel, source_of, train_step
 from edl.testing.loopback import LoopbackJob, LoopbackWorker

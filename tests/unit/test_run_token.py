@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from made import make_job
 
-from edl.core.job.run_token import check_run_token, why_run_is_over
-from edl.core.records import JobState
 from edl.errors import UsageError
+from edl.job.liveness import check_run_token, why_run_is_over
+from edl.records import JobState
 
 RUN, LATER = "0123456789abcdef", "f" * 32
 

@@ -11,7 +11,7 @@ from cluster_world import Batches, Request
 from edl.cli.cluster.hints import hint_lines
 from edl.cluster.status import SchedHints, SchedulerHints, scheduler_hints
 from edl.cluster.view import JobMeasurements, JobView
-from edl.core.policy.step_time import StepTimeSample
+from edl.policy.step_time import StepTimeSample
 
 STEPS = (
     StepTimeSample(1, 1, 64, 0.9),

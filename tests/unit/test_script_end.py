@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from edl.core.job.script_end import waits_for_ended
-from edl.core.job.stall import FOR_COLLECTIVE, FOR_GRADIENTS, FOR_NUMBERS, FOR_RECORDS, IN_USER_CODE
+from edl.job.script import waits_for_ended
+from edl.job.stall import FOR_COLLECTIVE, FOR_GRADIENTS, FOR_NUMBERS, FOR_RECORDS, IN_USER_CODE
 
 RING, STEP, EXCHANGES = 6, 1729, 3  # of the worker whose script has ended
 

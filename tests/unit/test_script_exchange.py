@@ -10,16 +10,15 @@ import pytest
 from made import make_job
 
 from edl.clock import SystemClock
-from edl.coordination.job_store import JobStore
-from edl.coordination.nodes import JobNodes
-from edl.coordination.paths import JobPaths
-from edl.coordination.script_exchange import ScriptMessageNode
-from edl.coordination.wire import encode
-from edl.core.records import Generation, Member, RingMember
-from edl.core.snapshot import Snapshot
-from edl.daemon.script_exchange import exchange_before_training
 from edl.errors import CoordinationError, JobFailed, UnknownJob, WorkerEvicted
+from edl.job.daemon import exchange_before_training
+from edl.job.snapshot import Snapshot
+from edl.records import Generation, Member, RingMember
 from edl.worker.shared_state import SharedState
+from edl.zookeeper.nodes import JobNodes
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.reads import encode
+from edl.zookeeper.store import JobStore, ScriptMessageNode
 
 LIMIT_S = 600.0
 AWAY = CoordinationError("there is no connection to ZooKeeper")

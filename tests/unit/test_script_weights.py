@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from edl.errors import UsageError
-from edl.transparent import data_loading, script_weights
+from edl.transparent import data_loading, weights
 from edl.transparent.data_loading import ScriptLoaders
 
 Answers = Callable[[bytes], list[bytes]]
@@ -55,8 +55,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ScriptLoaders:
 
 
 def ranks(monkeypatch: pytest.MonkeyPatch, rank: int, processes: int) -> None:
-    monkeypatch.setattr(script_weights.process, "rank", lambda: rank)
-    monkeypatch.setattr(script_weights.process, "num_processes", lambda: processes)
+    monkeypatch.setattr(weights.process, "rank", lambda: rank)
+    monkeypatch.setattr(weights.process, "num_processes", lambda: processes)
 
 
 def shares(script: ScriptLoaders, monkeypatch: pytest.MonkeyPatch, other: ScriptLoaders) -> Any:

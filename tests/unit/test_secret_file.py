@@ -15,9 +15,9 @@ from made import make_job
 from edl import config
 from edl.client import Job, submit
 from edl.config import load
-from edl.core.records import Host
 from edl.errors import ConfigError
-from edl.launch.host_agent import worker_environment
+from edl.host.host_agent import worker_environment
+from edl.records import Host
 from edl.secret_file import MOST_BYTES, open_to_others, read_secret
 
 SECRET = "0123456789abcdef" * 4

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from edl.config import Config, load
-from edl.coordination.secrets import (
+from edl.errors import ConfigError
+from edl.host.workers import log_directory
+from edl.job.daemon import Daemon
+from edl.ring.gloo import gloo_ring
+from edl.secret_file import read_secret
+from edl.worker.shared_state import SharedState
+from edl.zookeeper.access import (
     CLUSTERS,
     KEPT,
     TRIED,
@@ -18,12 +24,6 @@ from edl.coordination.secrets import (
     new_secret,
     stored,
 )
-from edl.daemon.daemon import Daemon
-from edl.errors import ConfigError
-from edl.launch.workers import log_directory
-from edl.ring.gloo import gloo_ring
-from edl.secret_file import read_secret
-from edl.worker.shared_state import SharedState
 
 SECRET = "0123456789abcdef" * 4
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edl.errors import UsageError
-from edl.http.sent_json import decoded_json
+from edl.http.signing import decoded_json
 
 
 def test_a_value_of_the_type() -> None:

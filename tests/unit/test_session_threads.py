@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from edl.coordination.access import Access
-from edl.coordination.session import Session
 from edl.errors import CoordinationError
+from edl.zookeeper.access import Access
+from edl.zookeeper.session import Session
 
 
 class FakeClient:
@@ -39,7 +39,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Session:
     client: Any = FakeClient()
     made = Session("zk:2181")
     made._client = client
-    monkeypatch.setattr("edl.coordination.session.Client", FakeClient)
+    monkeypatch.setattr("edl.zookeeper.session.Client", FakeClient)
     return made
 
 

@@ -8,10 +8,10 @@ import pytest
 from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError
 from kazoo.protocol.serialization import Create
 
-from edl.coordination.kazoo_client import Client
-from edl.coordination.session import Session
-from edl.coordination.shared_nodes import ensure_shared
 from edl.errors import CoordinationError
+from edl.zookeeper.kazoo_client import Client
+from edl.zookeeper.nodes import ensure_shared
+from edl.zookeeper.session import Session
 
 JOBS = "/edl/jobs"
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from edl.core.records import Generation, JobState, Leader, RingMember
 from edl.errors import WorkerEvicted
+from edl.records import Generation, JobState, Leader, RingMember
 from edl.worker.shared_state import SharedState
 
 SEATS = (RingMember(4, "a", 0, "::1", 9004), RingMember(2, "b", 1, "::1", 9002))

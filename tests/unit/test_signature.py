@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from edl.core.job.fits import DoneFit, ScriptFits
-from edl.core.job.signature import ScriptOfJob, Signature, why_unfit
-from edl.core.records import RingMember
 from edl.http import client
 from edl.http.client import MODEL_PATH, script_of
+from edl.job.script import DoneFit, ScriptFits, ScriptOfJob, Signature, why_unfit
+from edl.records import RingMember
 from edl.torch.replica import TorchReplica
 
 FIT = {"until": 2, "epochs": [0, 1], "history": {"loss": [0.5, 0.25]}}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edl.coordination.access import Access
 from edl.http.signing import Authenticator, AuthenticatorLimits, authorization, http_key
+from edl.zookeeper.access import Access
 
 LIMITS = AuthenticatorLimits(used_nonces=5)
 KEY = http_key("0123456789abcdef" * 4, "digits")

@@ -10,14 +10,13 @@ import pytest
 from made import make_job
 
 from edl.config import Config
-from edl.core.job.liveness import Liveness, LivenessLimits
-from edl.core.job.stall import Activity
-from edl.core.progress import WorkerProgress
-from edl.core.records import Generation, Member, RingMember, Stage
-from edl.core.snapshot import Snapshot
 from edl.http.client import Health
-from edl.leader import failure_detector
-from edl.leader.failure_detector import FailureDetector
+from edl.job import leader as failure_detector
+from edl.job.leader import FailureDetector
+from edl.job.liveness import Liveness, LivenessLimits
+from edl.job.snapshot import Snapshot
+from edl.job.stall import Activity
+from edl.records import Generation, Member, RingMember, Stage, WorkerProgress
 from edl.worker.shared_state import SharedState
 
 SETTLED_S = 60.0  # since the generation was announced

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from edl.core.policy.step_time import StepTimeSample
 from edl.errors import UsageError
+from edl.policy.step_time import StepTimeSample
 from edl.simulator.published.workloads import application
 from edl.simulator.published.workloads.application import Application, Scaled, Timed, Validation
 from edl.simulator.published.workloads.pollux_measurements import measured_applications

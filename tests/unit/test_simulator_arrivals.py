@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from edl.errors import UsageError
-from edl.simulator.arrivals import SHAPES, shape, times
 from edl.simulator.published.workloads.jsa_workload import KINDS, job_of_kind, jsa_jobs
+from edl.simulator.workload import SHAPES, shape, times
 
 
 class Dealt(random.Random):

@@ -11,14 +11,20 @@ from clusters import Steps, nodes, result, run, submitted
 
 from edl.cluster.policies.simple import Fifo, MaxMin
 from edl.cluster.state import Allocation, ClusterPolicy, ClusterState, Node
-from edl.core.policy.step_time import StepTimeSample
 from edl.errors import UsageError
+from edl.policy.step_time import StepTimeSample
+from edl.simulator.costs import (
+    Failures,
+    ResizeCost,
+    SlotChange,
+    change_of,
+    constant,
+    parse_resize_cost,
+)
 from edl.simulator.engine import Rules
-from edl.simulator.failures import Failures
 from edl.simulator.published.policies.srtf import Srtf
-from edl.simulator.resize import ResizeCost, SlotChange, change_of, constant, parse_resize_cost
 from edl.simulator.results import BatchChange
-from edl.simulator.work import Observation, SubmittedJob
+from edl.simulator.workload import Observation, SubmittedJob
 
 
 def test_with_an_interval_a_job_waits_for_the_next_decision() -> None:

@@ -6,7 +6,7 @@ import pytest
 from clusters import nodes, result, submitted
 
 from edl.cluster.policies.simple import Fifo, MaxMin
-from edl.simulator.fairness import isolated_s, mean_beside
+from edl.simulator.results import isolated_s, mean_beside
 
 
 def test_the_time_on_an_equal_part_of_the_slots() -> None:

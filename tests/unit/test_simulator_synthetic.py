@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 from clusters import run, submitted
 
-from edl.simulator import synthetic
+from edl.simulator import workload
+from edl.simulator.costs import ModelErrors
 from edl.simulator.engine import Rules
 from edl.simulator.registry import registered_policy
 from edl.simulator.runs import SimulatedRun, do
-from edl.simulator.synthetic import RESIZE, SPEEDS, rigid_jobs, two_kinds
-from edl.simulator.wrong_models import ModelErrors
+from edl.simulator.workload import RESIZE, SPEEDS, rigid_jobs, two_kinds
 
 RULES = Rules(60.0, RESIZE)
 
 
 def test_one_wide_job_is_in_front_of_small_ones() -> None:
-    wide, *small = synthetic.wide_job_first()
+    wide, *small = workload.wide_job_first()
     assert (wide.min_slots, wide.work.whole_s(64), len(small)) == (64, 21600.0, 1423)
     assert {(job.min_slots, job.max_slots, job.work.whole_s(1)) for job in small} == {(1, 1, 300.0)}
     assert small[-1].arrival_s == pytest.approx(1423 * 30, rel=0.01)
@@ -33,7 +33,7 @@ def test_rigid_jobs_need_the_load() -> None:
 
 
 def test_bursts_come_while_long_jobs_run() -> None:
-    jobs = synthetic.bursts(0)
+    jobs = workload.bursts(0)
     short = [job for job in jobs if job.name.startswith("short")]
     assert (len(jobs), len(short)) == (384, 360)
     assert [job.arrival_s // 3600 for job in short[::120]] == [1, 3, 5]

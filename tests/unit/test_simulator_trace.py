@@ -9,8 +9,8 @@ from clusters import nodes, run
 
 from edl.cluster.policies.simple import Fifo
 from edl.errors import UsageError
-from edl.simulator.timed_work import TimedWork
 from edl.simulator.trace import parse_trace, read_trace
+from edl.simulator.workload import TimedWork
 
 
 def lines(text: str) -> list[str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from clusters import nodes, result, submitted
 
 from edl.simulator.registry import registered_policy
-from edl.simulator.results import JobResult, Result
-from edl.simulator.usage import SlotSpan, Usage, levels, spans
+from edl.simulator.results import JobResult, Result, SlotSpan, Usage, levels, spans
 
 # 4 slots, free resizes: b takes them from a at 10 s (90 s of a remain), and c waits for one.
 JOBS = [submitted("a", 0, 100, 4), submitted("b", 10, 50, 4), submitted("c", 60, 200, 1)]

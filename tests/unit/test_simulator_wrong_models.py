@@ -10,7 +10,7 @@ import pytest
 from clusters import decide, job, nodes
 
 from edl.cluster.state import EXACT, Allocation, ClusterState
-from edl.simulator.wrong_models import ErrorModelPolicy, ModelErrors, step_time_error
+from edl.simulator.costs import ErrorModelPolicy, ModelErrors, step_time_error
 
 JOBS = [job(f"j{number}") for number in range(40)]
 

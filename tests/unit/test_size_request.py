@@ -14,12 +14,12 @@ from made import Clock
 
 from edl.binding import api
 from edl.config import Config
-from edl.core.policy.file import parse_policy
-from edl.core.policy.throughput import Throughput
-from edl.core.policy.votes import Votes
-from edl.core.records import JobPolicy
-from edl.core.sizes import Sizes
 from edl.errors import UsageError
+from edl.policy.file import parse_policy
+from edl.policy.goodput import Throughput
+from edl.policy.hill_climbing import Votes
+from edl.records import JobPolicy
+from edl.spec import Sizes
 from edl.step.batching import Batching
 from edl.worker.coordinator import JobOfOne
 from edl.worker.loader_steps import SizeRequest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.sizes import Sizes
 from edl.errors import UsageError
+from edl.spec import Sizes
 
 ANY = Sizes(2, 6)
 FEW = Sizes(1, 8, sizes=(1, 2, 4))

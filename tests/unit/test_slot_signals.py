@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from made import make_job, wanted
 
-from edl.core.host.horovodrun_slot import SlotLimits
-from edl.core.job.placement import Placement
-from edl.core.records import SlotRecord
-from edl.core.snapshot import Snapshot
-from edl.launch.horovodrun.driver import RankAssignment
-from edl.launch.horovodrun.slot import SlotSupervisor
+from edl.host.horovodrun.decide import SlotLimits
+from edl.host.horovodrun.driver import RankAssignment
+from edl.host.horovodrun.slot import SlotSupervisor
+from edl.job.placement import Placement
+from edl.job.snapshot import Snapshot
+from edl.records import SlotRecord
 
 LIMITS = SlotLimits()
 JOB = make_job(driver="10.0.0.1:9000")

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from edl.ring.sockets import RingSockets, open_sockets
+from edl.ring.gloo import RingSockets, open_sockets
 
 TIMEOUT = struct.pack("@ll", 30, 0)
 

@@ -12,7 +12,7 @@ NUMBER = 40
 STACKS = ("in hold_the_lock", "in wait_for_it")
 FROZEN = """
 import ctypes, sys, threading, time
-from edl.daemon.stacks import offer_stacks
+from edl.job.daemon import offer_stacks
 
 def hold_the_lock():
     libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
@@ -49,7 +49,7 @@ def test_all_threads_are_written_though_one_holds_pythons_lock(tmp_path: Path) -
 
 HANDLED = """
 import os, signal, sys
-from edl.daemon.stacks import offer_stacks
+from edl.job.daemon import offer_stacks
 signal.signal(int(sys.argv[2]), lambda *_: print("mine", flush=True))
 offer_stacks(sys.argv[1], int(sys.argv[2]))
 offer_stacks("", int(sys.argv[2]))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from edl import failpoints
-from edl.core.job import stall
-from edl.core.job.stall import (
+from edl.job import stall
+from edl.job.stall import (
     AFTER_FIT,
     FOR_GRADIENTS,
     IN_USER_CODE,
@@ -24,7 +24,7 @@ from edl.core.job.stall import (
     StallLimits,
     stands_still,
 )
-from edl.core.records import Generation, RingMember
+from edl.records import Generation, RingMember
 from edl.ring import gloo
 from edl.ring.gloo import gloo_ring
 from edl.ring.ring import Ring

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.binding.replica import ByteRange, StateArrays, of_value, places
-from edl.core.events import Details, StateDiffersDetails
-from edl.core.job_spec import JobSettings
 from edl.errors import NewcomerDiffers, RingBroken, StateDiffers
+from edl.events import Details, StateDiffersDetails
+from edl.spec import JobSettings
 from edl.step.batching import Batching
 from edl.step.record import StepRecord, StepRecords, Stop
 from edl.step.source import Source

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.job.state_share import LEAST, StateArray, divide, parts_limit_s
+from edl.job.state_share import LEAST, StateArray, divide, parts_limit_s
 
 ARRAYS = st.lists(st.builds(StateArray, st.integers(0, 50 * LEAST), st.booleans()), max_size=40)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edl.cli.main import invoke
-from edl.launch.submitter import written_down
+from edl.host.agent import written_down
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edl.launch.submitter import submitters, written_down
-from edl.launch.workers import log_directory
+from edl.host.agent import submitters, written_down
+from edl.host.workers import log_directory
 
 
 def test_an_agent_that_ends_leaves_the_record_of_its_successor(tmp_path: Path) -> None:

@@ -12,15 +12,13 @@ import pytest
 from edl.client import submit, submitting
 from edl.client.submitting import create, job_spec, made_up_name, prepare
 from edl.config import Config, load
-from edl.coordination.access import Access
-from edl.coordination.secrets import announce, candidates, keep
-from edl.core.events import Event, NoTemplateDetails
-from edl.core.job.device_sets import DeviceSets
-from edl.core.job_spec import JobSettings, JobSpec
-from edl.core.names import is_given_name
-from edl.core.records import NO_POLICY, Job, JobPolicy
-from edl.core.sizes import Sizes
 from edl.errors import AccessDenied, ConfigError, CoordinationError, EdlError, JobExists, UsageError
+from edl.events import Event, NoTemplateDetails
+from edl.job.placement import DeviceSets
+from edl.records import NO_POLICY, Job, JobPolicy
+from edl.spec import JobSettings, JobSpec, Sizes
+from edl.text import is_given_name
+from edl.zookeeper.access import Access, announce, candidates, keep
 
 COMMAND = ["python", "examples/train.py", "--lr", "0.1"]
 SPEC = JobSpec(("python", "train.py"), 2, Sizes(1, 4), cwd="/work")

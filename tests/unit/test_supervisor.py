@@ -12,16 +12,16 @@ from typing import Any, cast
 import pytest
 from made import make_job, wanted
 
-from edl.coordination.lost_job import LOST
-from edl.core.events import Event, WorkerFailedDetails
-from edl.core.host.agent import AgentState, decide_agent
-from edl.core.host.process import ScriptEnd
-from edl.core.host.supervision import EndProcess, SupervisorDecision, SupervisorLimits
-from edl.core.records import Generation, JobState, Leader, Member, RingMember
-from edl.core.snapshot import Snapshot
 from edl.errors import CoordinationError, UnknownJob
-from edl.launch.supervisor import Supervisor
-from edl.launch.workers import End
+from edl.events import Event, WorkerFailedDetails
+from edl.host.agent import Supervisor
+from edl.host.decide import AgentState, decide_agent
+from edl.host.process import ScriptEnd
+from edl.host.supervision import EndProcess, SupervisorDecision, SupervisorLimits
+from edl.host.workers import End
+from edl.job.snapshot import Snapshot
+from edl.records import Generation, JobState, Leader, Member, RingMember
+from edl.zookeeper.store import LOST
 
 JOB = make_job(command=("train.py",), np=1)
 RING = Generation(1, 1, (RingMember(9, "b", 0, "127.0.0.1", 1),), 9, (9,), (), "start")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.host.termination_message import AFTER, FOR_TORCHRUN, best, is_noise, is_of_horovod
+from edl.host.termination_message import AFTER, FOR_TORCHRUN, best, is_noise, is_of_horovod
 
 TRACEBACK = """\
 step 4
@@ -53,7 +53,7 @@ NOISE = [
     "2026-11-21 19:21:26.287211: I tensorflow/core/util/port.cc:153] oneDNN custom operations",
     "2026-11-21 19:21:26.287211: W tensorflow/core/framework/op_kernel.cc:1844] OP_REQUIRES",
     "WARNING:tensorflow:5 out of the last 5 calls",
-    "WARNING:edl.daemon.daemon:coordination is interrupted",
+    "WARNING:edl.job.daemon:coordination is interrupted",
     "[W1121 19:21:26.287211 socket.cpp:697] [c10d] The client socket has failed",
     "[rank0]:[W1121 19:21:26.287211 ProcessGroup.cpp:1] destroy_process_group() was not called",
     "/usr/lib/python3/x.py:7: UserWarning: lr_scheduler.step() before optimizer.step()",

@@ -7,8 +7,8 @@ from datetime import datetime
 import pytest
 
 from edl.cli.top import Lines, Screen, _clock, _renew
-from edl.core.job_screen import TextLine
 from edl.errors import CoordinationError
+from edl.status import TextLine
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from edl.core.learning_meter import LearningMeter
+from edl.learning import LearningMeter
 from edl.torch import learning
 from edl.torch.learning import watch_losses
 

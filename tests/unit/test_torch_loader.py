@@ -19,10 +19,10 @@ from torch.utils.data import ConcatDataset, RandomSampler, Subset, random_split
 import edl.data
 import edl.torch
 from edl.binding.loop import BatchSteps, attach_source, attach_stream, refuse_logical
-from edl.core.events import DataSkippedDetails, Details
-from edl.core.job_spec import JobSettings
-from edl.core.policy.file import PolicyFile
 from edl.errors import UsageError
+from edl.events import DataSkippedDetails, Details
+from edl.policy.file import PolicyFile
+from edl.spec import JobSettings
 from edl.step.batching import Batching
 from edl.step.engine import Batch
 from edl.step.source import AlignedSource, Source, derived_seed

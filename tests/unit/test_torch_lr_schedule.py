@@ -12,11 +12,10 @@ import torch
 from lr_job import Job, elastic, elastic_sgd
 from torch.optim import lr_scheduler as lr
 
-from edl.core.policy.file import PolicyFile
-from edl.core.policy.learning_rate import LearningRate
 from edl.errors import UsageError
+from edl.policy.file import LearningRate, PolicyFile
 from edl.schedules import Constant, Linear, Scaling
-from edl.testing.noise import known_noise
+from edl.testing.counting import known_noise
 from edl.torch import schedules as lr_schedule
 from edl.torch import schedules as schedulers
 from edl.torch.replica import TorchReplica

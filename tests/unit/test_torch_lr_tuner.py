@@ -17,8 +17,8 @@ from torch import nn
 from torch.optim import lr_scheduler as lr
 
 from edl.binding import lr_tuner as shared
-from edl.core.policy.lr_fit import points
 from edl.errors import UsageError
+from edl.policy.lr_tuner import points
 from edl.schedules import Knee
 from edl.torch import lr_tuner, schedules
 from edl.torch.lr_tuner import LRTuner, Probe

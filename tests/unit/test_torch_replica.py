@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from edl.checkpoint.format import PackedState, pack_state
-from edl.core.job.state_share import WHOLE_STATE, StateShare
 from edl.errors import UsageError
+from edl.job.state_share import WHOLE_STATE, StateShare
 from edl.torch import replica as module
 from edl.torch.replica import TorchReplica
 from edl.worker.progress import Receive

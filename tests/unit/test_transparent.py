@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
 
-from edl.core.host.python_command import parse_command, python_script, title, transparent
-from edl.core.job.script_exchange import answer_of, with_payload
 from edl.errors import UsageError
+from edl.host.process import parse_command, python_script, title, transparent
+from edl.job.script import answer_of, with_payload
 from edl.transparent import data_loading
-from edl.transparent.model_search import ModelGroup, is_training, model_with, modules_with
-from edl.transparent.step_numbers import StepNumbers
+from edl.transparent.script import StepNumbers
 from edl.transparent.training import EpochNumbers, ScriptEpochs
+from edl.transparent.weights import ModelGroup, is_training, model_with, modules_with
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,9 @@ class _Script:
             loader=self.loader,
             finishing=SimpleNamespace(),
         )
-        for module in ("training", "script_end"):
+        for module in ("training", "script"):
             monkeypatch.setattr(f"edl.transparent.{module}.current_worker", lambda: self.worker)
-        monkeypatch.setattr("edl.transparent.script_end.ranks", lambda: ranks)
+        monkeypatch.setattr("edl.transparent.script.ranks", lambda: ranks)
         epochs = ScriptEpochs()
         for number in range(epoch):
             epochs.name(number, number, number)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edl.errors import UsageError
-from edl.transparent import collective_gradient, data_loading
+from edl.transparent import data_loading, training
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_a_gradient_through_a_collective_is_refused(
     hvd: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would depend on the number of processes; the value is there for metrics."""
-    monkeypatch.setattr(collective_gradient, "ranks", lambda: 2)
+    monkeypatch.setattr(training, "ranks", lambda: 2)
     weight = torch.ones(1, requires_grad=True)
     result = COLLECTIVES[name](hvd, weight * one()).sum()
     assert result.item() in (4.0, 2.0, 1.0)
@@ -70,7 +70,7 @@ def test_a_gradient_through_a_collective_is_refused(
 def test_a_gradient_through_a_collective_of_one_rank_is_its_own(
     hvd: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collective_gradient, "ranks", lambda: 1)
+    monkeypatch.setattr(training, "ranks", lambda: 1)
     monkeypatch.setattr(hvd, "_tensors", lambda own: [own.detach().clone()])
     weight = torch.tensor(5.0, requires_grad=True)
     COLLECTIVES[name](hvd, 3 * weight).sum().backward()

@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 
-from edl.coordination.multi_read import WatchedRead
-from edl.coordination.reads import Issue, children, delete_node, exists, get
-from edl.coordination.watched_reads import InOrder, Watch, WatchedReads
+from edl.zookeeper.reads import (
+    InOrder,
+    Issue,
+    Watch,
+    WatchedRead,
+    WatchedReads,
+    children,
+    delete_node,
+    exists,
+    get,
+)
 
 
 class Asked:

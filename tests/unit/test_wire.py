@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from edl.coordination import wire
-from edl.coordination.wire import COMPRESSED_FROM, decode, encode
 from edl.errors import CoordinationError
+from edl.zookeeper import reads
+from edl.zookeeper.reads import COMPRESSED_FROM, decode, encode
 
 
 def test_equal_objects_have_equal_bytes() -> None:
@@ -37,6 +37,6 @@ def test_what_is_no_object_is_an_error(data: bytes) -> None:
 
 def test_no_more_is_decompressed_than_a_node_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode({"x": "y" * 100_000})
-    monkeypatch.setattr(wire, "MOST_BYTES", 1000)
+    monkeypatch.setattr(reads, "MOST_BYTES", 1000)
     with pytest.raises(CoordinationError, match="the node /x does not hold JSON"):
         decode("/x", data)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from edl.coordination.zookeeper_clock import ZooKeeperClock
+from edl.zookeeper.session import ZooKeeperClock
 
 
 def test_it_goes_on_from_zookeepers_time_stamp(monkeypatch: pytest.MonkeyPatch) -> None:

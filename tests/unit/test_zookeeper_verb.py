@@ -10,9 +10,9 @@ import pytest
 
 from edl.cli import zookeeper
 from edl.cli.main import invoke
-from edl.coordination import local_server
-from edl.coordination.local_server import LocalServer, check_directory, start_local
 from edl.errors import UsageError
+from edl.zookeeper import local_server
+from edl.zookeeper.local_server import LocalServer, check_directory, start_local
 
 EVERYWHERE = (
     "commands on other hosts reach it by --zookeeper ADDRESS:2181, with an address of this "

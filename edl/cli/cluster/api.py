@@ -10,9 +10,9 @@ import typer
 from edl.api.listening import check_packages, listen_address
 from edl.cli.common import ClusterOption, ZooKeeperOption, line_writer
 from edl.cluster.client.connection import connected_cluster
-from edl.core.duration import seconds
 from edl.errors import UsageError
-from edl.http.api_credentials import new_token
+from edl.http.signing import new_token
+from edl.text import seconds
 
 TlsCertificateOption = Annotated[
     str | None,
@@ -50,8 +50,10 @@ def serve_api(
     Any number may run. `edl cluster start --api` runs one beside a controller.
     """
     api_command(listen, tls_cert, tls_key)
-    from edl.api.embedded_server import TlsFiles  # what it imports is an extra
-    from edl.api.server import run_server
+    from edl.api.server import (
+        TlsFiles,  # what it imports is an extra
+        run_server,
+    )
 
     tls = TlsFiles(tls_cert, tls_key) if tls_cert and tls_key else None
     with connected_cluster(cluster, zookeeper) as store:

@@ -53,14 +53,14 @@ from edl.cluster.records import ClusterRecord, ControllerRecord
 from edl.cluster.status import ClusterStatus, JobPlan
 from edl.cluster_policies import is_own, load_policy
 from edl.config import LOOPBACK
-from edl.coordination.local_server import start_local
-from edl.coordination.secrets import CLUSTERS
-from edl.core.host.devices import CUDA
-from edl.core.plural import by_host, counted, verb
 from edl.errors import UsageError, some
-from edl.launch.address import own_address
-from edl.launch.machine import machine_name
-from edl.launch.signals import TO_END, handled
+from edl.host.address import own_address
+from edl.host.adoption import machine_name
+from edl.host.devices import CUDA
+from edl.host.signals import TO_END, handled
+from edl.text import by_host, counted, verb
+from edl.zookeeper.access import CLUSTERS
+from edl.zookeeper.local_server import start_local
 
 app = typer.Typer(
     help="A cluster shares hosts among elastic jobs.",

@@ -14,8 +14,7 @@ from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption
 from edl.cluster.client.connection import connected_cluster
 from edl.cluster.client.history_file import MOST_ROWS, HistoryFile, history_path
 from edl.cluster.history import JobHistory, SlotInterval
-from edl.core.duration import rounded
-from edl.core.plural import counted
+from edl.text import counted, rounded
 
 HOUR_S = 3600.0
 SHOWN = 20  # jobs, without a name

@@ -21,12 +21,11 @@ from edl.cluster.host.keeper import HostSettings, keep_host
 from edl.cluster.host.processes import check_slices
 from edl.cluster.host.users import job_users
 from edl.cluster.host_jobs import slot_limits
-from edl.coordination.paths import check_name
-from edl.core.host.devices import CUDA, entries
-from edl.core.host.offered_devices import offered_devices
-from edl.core.names import RULE, is_name
 from edl.errors import UsageError
-from edl.launch.address import check_own_name, own_address
+from edl.host.address import check_own_name, own_address
+from edl.host.devices import CUDA, entries, offered_devices
+from edl.text import RULE, is_name
+from edl.zookeeper.paths import check_name
 
 
 def host(

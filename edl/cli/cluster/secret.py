@@ -14,9 +14,8 @@ import typer
 from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption
 from edl.cluster.client.client import Cluster
 from edl.cluster.store import MOST_BYTES
-from edl.core.duration import rounded
-from edl.core.plural import counted, verb
 from edl.errors import UsageError
+from edl.text import counted, rounded, verb
 
 app = typer.Typer(
     help="Secrets of a cluster, which its jobs read by their names.",

@@ -13,9 +13,8 @@ from edl.cluster.lifecycle import ClusterEvent, LifeState
 from edl.cluster.manifest import JobManifest
 from edl.cluster.records import Goal
 from edl.cluster.status import ClusterJobDetails, ClusterJobStatus
-from edl.core.duration import rounded
-from edl.core.plural import by_host, workers
-from edl.launch.output import wrapped
+from edl.host.output import wrapped
+from edl.text import by_host, rounded, workers
 
 ENDED_SHOWN = 10  # jobs that have ended, the newest, if the user did not ask for a state
 _GAP = "  "  # between two columns

@@ -10,8 +10,8 @@ import typer
 from edl import config
 from edl.cli.common import ClusterOption, ZooKeeperOption
 from edl.cluster.client.client import Cluster
-from edl.coordination.secrets import CLUSTERS, replace_file
-from edl.core.plural import counted
+from edl.text import counted
+from edl.zookeeper.access import CLUSTERS, replace_file
 
 app = typer.Typer(
     help="Tenants of a cluster, who may submit, see and steer own jobs only.",

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from edl.core.plural import counted
 from edl.errors import UsageError
+from edl.simulator.results import levels, spans
 from edl.simulator.runs import RunOutcome
-from edl.simulator.usage import levels, spans
+from edl.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

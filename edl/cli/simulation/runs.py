@@ -17,8 +17,8 @@ from edl.cluster_policies import is_own, load_own_policy
 from edl.errors import UsageError
 from edl.simulator import trace
 from edl.simulator.built_in import JSA, MIX, POLLUX, SETS, TRACE, VIRTUALFLOW, JobSet
+from edl.simulator.costs import Failures
 from edl.simulator.engine import Rules
-from edl.simulator.failures import Failures
 from edl.simulator.published.pollux_answers import answers
 from edl.simulator.published.workloads import mixed_workload, pollux_workload
 from edl.simulator.published.workloads.jsa_workload import jsa_jobs
@@ -27,7 +27,7 @@ from edl.simulator.published.workloads.pollux_measurements import measured_appli
 from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
 from edl.simulator.registry import registered_policy
 from edl.simulator.runs import SimulatedRun
-from edl.simulator.work import SubmittedJob
+from edl.simulator.workload import SubmittedJob
 
 DRAWN = (JSA, MIX)  # by seed
 OF_SETS = {  # the options for some sets of jobs only

@@ -29,9 +29,9 @@ from edl.cli.tables import print_table
 from edl.errors import UsageError
 from edl.figures import check_figure
 from edl.simulator.built_in import POLLUX
+from edl.simulator.costs import parse_resize_cost
 from edl.simulator.engine import Rules
 from edl.simulator.published.pollux_answers import answers, compare
-from edl.simulator.resize import parse_resize_cost
 from edl.simulator.runs import SimulatedRun, do_all
 
 

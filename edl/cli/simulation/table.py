@@ -13,9 +13,8 @@ from edl.errors import some
 from edl.simulator.built_in import JSA, MIX, POLLUX, SETS, TRACE
 from edl.simulator.published.pollux_answers import JctComparison
 from edl.simulator.registry import POLICIES
-from edl.simulator.results import Result
+from edl.simulator.results import Result, levels
 from edl.simulator.runs import RunOutcome, SimulatedRun
-from edl.simulator.usage import levels
 
 Done = tuple[RunOutcome, JctComparison | None]
 """A run that has ended, and how it compares with the published one, if it was to be compared."""

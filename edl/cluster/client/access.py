@@ -19,12 +19,11 @@ from edl.cluster.nodes import ClusterPaths, check_format, cluster_names, open_cl
 from edl.cluster.records import parsed_word
 from edl.cluster.store import ClusterStore
 from edl.cluster.submission import TenantStore, open_tenant_store
-from edl.coordination.access import Access
-from edl.coordination.paths import JobPaths
-from edl.coordination.reads import acl, exists
-from edl.coordination.secrets import CLUSTERS, candidates, stored
-from edl.coordination.session import Session
 from edl.errors import AccessDenied, UnknownCluster, UsageError, some
+from edl.zookeeper.access import CLUSTERS, Access, candidates, stored
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.reads import acl, exists
+from edl.zookeeper.session import Session
 
 NO_CLUSTER = ""  # as `--cluster ''`: a job of no cluster is meant
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from os import PathLike
 from types import MappingProxyType
 
-from edl.client.session_client import SessionClient
+from edl.client.connection import SessionClient
 from edl.client.waiting import USUAL, ClientLimits
 from edl.cluster.client import waiting
 from edl.cluster.client.connection import OpenStore, connected_cluster
@@ -36,8 +36,8 @@ from edl.cluster.status import (
 from edl.cluster.store import ClusterStore, SecretStatus
 from edl.cluster.submission import TenantStore, submit_job
 from edl.cluster_policies import load_policy
-from edl.core.job.placement import whole
 from edl.errors import TimedOut, UsageError
+from edl.job.placement import whole
 
 # ------------------------------------------------------------
 # The secrets of a cluster as an object for Python programs.

@@ -17,10 +17,9 @@ from edl.cluster.nodes import (
 )
 from edl.cluster.records import ClusterRecord, parsed_word
 from edl.cluster.store import ClusterStore
-from edl.coordination.access import Access
-from edl.coordination.secrets import CLUSTERS, announce, keep, new_secret
-from edl.coordination.session import Session
 from edl.errors import UsageError
+from edl.zookeeper.access import CLUSTERS, Access, announce, keep, new_secret
+from edl.zookeeper.session import Session
 
 DEFAULT_NAME = "main"  # of the cluster that `edl cluster start` creates
 

@@ -31,8 +31,8 @@ from edl.cluster.history import (
     replayed,
 )
 from edl.cluster.lifecycle import ClusterEvent
-from edl.coordination.secrets import CLUSTERS
 from edl.errors import DataError
+from edl.zookeeper.access import CLUSTERS
 
 FORMAT = 1  # of the file; one of another format is made again
 LOCKED_S = 20.0  # for another process to write what it has read

@@ -13,13 +13,13 @@ from urllib.parse import quote, urlencode
 from edl.client.connection import choose_job
 from edl.cluster.records import LOGS_PATH, PART_BYTES, HostedLog, HostOffer, LogPart, chosen_logs
 from edl.cluster.store import ClusterStore
-from edl.coordination.access import Access
-from edl.core.events import EndedDetails, Event
-from edl.core.host.worker_hosts import worker_hosts
-from edl.core.record import Record
 from edl.errors import AccessDenied, CoordinationError, RendezvousFailed, UnknownJob, UsageError
+from edl.events import EndedDetails, Event
+from edl.host.devices import worker_hosts
 from edl.http.client import send_change
 from edl.http.signing import http_key
+from edl.record import Record
+from edl.zookeeper.access import Access
 
 # ------------------------------------------------------------
 # Read the logs of a cluster's jobs from the `edl host` of the host on which they are.

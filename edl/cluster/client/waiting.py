@@ -14,9 +14,9 @@ from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, Li
 from edl.cluster.records import JobReasons
 from edl.cluster.status import ClusterJobDetails, ClusterJobStatus
 from edl.cluster.store import ClusterStore, StoredJob
-from edl.coordination.events import OnUnreadable, leave_out
-from edl.core.host.exit_codes import EXIT_CODES, AgentEnd
 from edl.errors import CoordinationError, TimedOut, UnknownJob
+from edl.host.process import EXIT_CODES, AgentEnd
+from edl.zookeeper.events import OnUnreadable, leave_out
 
 UNSEEN = "no controller of the cluster has seen it yet"
 AWAY_S = 600.0  # without an answer of ZooKeeper, after which a wait without a time limit ends

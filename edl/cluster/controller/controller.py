@@ -66,17 +66,6 @@ from edl.cluster.writer import (
     life_write,
     secret_write,
 )
-from edl.coordination.access import Access
-from edl.coordination.desired import place_run
-from edl.coordination.election import Election, Leadership, Write
-from edl.coordination.fenced_session import FencedSession
-from edl.coordination.job_store import JobStore
-from edl.coordination.lifecycle import create_job, delete_ended, unlock
-from edl.coordination.nodes import JobNodes
-from edl.coordination.paths import JobPaths
-from edl.coordination.reads import children
-from edl.coordination.session import Session
-from edl.core.records import NO_POLICY, Assigned, Job, JobState
 from edl.errors import (
     AccessDenied,
     CoordinationError,
@@ -89,6 +78,14 @@ from edl.errors import (
     UsageError,
     some,
 )
+from edl.records import NO_POLICY, Assigned, Job, JobState
+from edl.zookeeper.access import Access
+from edl.zookeeper.election import Election, FencedSession, Leadership, Write
+from edl.zookeeper.nodes import JobNodes, create_job, delete_ended, unlock
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.reads import children
+from edl.zookeeper.session import Session
+from edl.zookeeper.store import JobStore, place_run
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import Self
 
 from edl.cluster.records import ControllerRecord
 from edl.errors import UsageError
-from edl.launch.machine import is_known_dead
+from edl.host.adoption import is_known_dead
 
 logger = logging.getLogger(__name__)
 

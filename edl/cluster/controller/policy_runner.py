@@ -30,9 +30,9 @@ from edl.cluster.policies.registry import checked_allocation
 from edl.cluster.records import ClusterRecord
 from edl.cluster.state import Allocation, ClusterPolicy, ClusterState
 from edl.cluster_policies import is_own, load_own_policy, policy_of
-from edl.core.plural import counted
 from edl.errors import UsageError
-from edl.launch.parent import die_with_parent
+from edl.host.workers import die_with_parent
+from edl.text import counted
 
 logger = logging.getLogger(__name__)
 

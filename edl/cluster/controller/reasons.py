@@ -12,7 +12,7 @@ from types import MappingProxyType
 from edl.cluster.lifecycle import JobLife, LifeState
 from edl.cluster.records import JobReasons
 from edl.cluster.writer import ClusterWriter, byte_count, reasons_write
-from edl.coordination.election import Write
+from edl.zookeeper.election import Write
 
 EVERY_S = 1.0  # the shortest time between two writes
 MOST_CHARACTERS = 300  # of a reason; they are cut shorter if the record would be too large

@@ -22,9 +22,9 @@ from contextlib import nullcontext
 
 from edl.cluster.runs import RunReader
 from edl.cluster.view import RunRecords, status_period_s
-from edl.coordination.fenced_session import FencedSession
-from edl.core.plural import counted
 from edl.errors import CoordinationError, LeadershipLost
+from edl.text import counted
+from edl.zookeeper.election import FencedSession
 
 logger = logging.getLogger(__name__)
 

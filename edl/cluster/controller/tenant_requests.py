@@ -39,11 +39,10 @@ from edl.cluster.tenants import (
 )
 from edl.cluster.view import HostView
 from edl.cluster.writer import ClusterWriter, RequestLost, RequestNodes, event_write
-from edl.coordination.election import Write
-from edl.coordination.nodes import content
-from edl.coordination.reads import children, exists, get
-from edl.coordination.wire import decode
 from edl.errors import CoordinationError, LeadershipLost, UnknownJob, UsageError
+from edl.zookeeper.election import Write
+from edl.zookeeper.nodes import content
+from edl.zookeeper.reads import children, decode, exists, get
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from edl.cluster.fleet.fleet import FleetUnreachable, HostCommand
 from edl.cluster.records import HostLease, LeaseState, Shape
-from edl.launch.parent import die_with_parent
+from edl.host.workers import die_with_parent
 
 CALL_S = 30.0  # for an answer, the first time with the import of Ray
 PROGRAM = Path(__file__).with_name("ray_program.py")

@@ -28,12 +28,11 @@ from edl.cluster.host_jobs import LIMITS, LastAgent, RunProcess, after_end
 from edl.cluster.manifest import JobManifest
 from edl.cluster.records import HostAssignment
 from edl.config import STATE_VARIABLE
-from edl.core.excerpt import printable
-from edl.core.host.devices import CUDA
-from edl.core.host.exit_codes import AgentEnd, AgentResult, is_final
-from edl.core.host.exit_status import exit_status
-from edl.core.settings import variable
 from edl.errors import CoordinationError
+from edl.host.devices import CUDA
+from edl.host.process import AgentEnd, AgentResult, exit_status, is_final
+from edl.spec import variable
+from edl.text import printable
 
 logger = logging.getLogger(__name__)
 

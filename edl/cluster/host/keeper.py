@@ -46,12 +46,6 @@ from edl.cluster.nodes import check_format, own_version
 from edl.cluster.records import SEPARATOR, HostAssignment, HostOffer, tenant_of
 from edl.cluster.store import ClusterStore, HostOwner, HostRegistration
 from edl.cluster.wakeup import Wakeup
-from edl.coordination.access import Access
-from edl.coordination.lifecycle import current_run
-from edl.coordination.paths import JobPaths
-from edl.coordination.reads import exists, ignore_changes
-from edl.coordination.session import Session
-from edl.core.plural import counted
 from edl.errors import (
     AccessDenied,
     CoordinationError,
@@ -62,8 +56,14 @@ from edl.errors import (
     UnsupportedFormat,
     UsageError,
 )
-from edl.launch.machine import machine_name
-from edl.launch.signals import TO_END, handled
+from edl.host.adoption import machine_name
+from edl.host.signals import TO_END, handled
+from edl.text import counted
+from edl.zookeeper.access import Access
+from edl.zookeeper.nodes import current_run
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.reads import exists, ignore_changes
+from edl.zookeeper.session import Session
 
 logger = logging.getLogger(__name__)
 

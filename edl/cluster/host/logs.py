@@ -35,13 +35,11 @@ from urllib.parse import parse_qs
 
 from edl.cluster.host.users import JobUsers
 from edl.cluster.records import LOGS_PATH, PART_BYTES, LogPart
-from edl.core.names import is_name
-from edl.http.connection import HttpRequest, Response
-from edl.http.server import DaemonServer
+from edl.host.adoption import last_use_s
+from edl.host.logs import former, named_logs
+from edl.http.server import DaemonServer, HttpRequest, Response
 from edl.http.signing import Authenticator, http_key
-from edl.launch.log_reader import former
-from edl.launch.log_use import last_use_s
-from edl.launch.named_logs import named_logs
+from edl.text import is_name
 
 # ------------------------------------------------------------
 # Open the files of a log as a process that may read more than the user who wrote them.

@@ -33,8 +33,8 @@ from edl.cluster.host_jobs import ProcessSignal, RunProcess, SlotLimits
 from edl.cluster.records import HostAssignment
 from edl.cluster.store import HostOwner
 from edl.errors import UsageError
+from edl.host.adoption import is_known_dead
 from edl.keys import derived
-from edl.launch.machine import is_known_dead
 
 logger = logging.getLogger(__name__)
 

@@ -60,9 +60,8 @@ import numpy.typing as npt
 from edl.cluster.placing import NodePool, compact, node_pools, parse_speeds, reserve, slowest_pool
 from edl.cluster.policies.jsa import Values, best_sizes
 from edl.cluster.state import Allocation, ClusterJob, ClusterState, slot_count
-from edl.core.duration import duration_in_words
-from edl.core.plural import counted
-from edl.core.settings import setting
+from edl.spec import setting
+from edl.text import counted, duration_in_words
 
 # ------------------------------------------------------------
 # Decide which jobs of policy `edl` are due: they have waited long enough, and have a turn.

@@ -38,8 +38,8 @@ import numpy.typing as npt
 
 from edl.cluster.placing import compact, place_slots
 from edl.cluster.state import Allocation, ClusterJob, ClusterState
-from edl.core.plural import counted
-from edl.core.settings import setting
+from edl.spec import setting
+from edl.text import counted
 
 # ------------------------------------------------------------
 # Choose the number of slots of each job with the largest sum of values, by JSA's dynamic program.

@@ -17,8 +17,8 @@ from edl.cluster.policies.jsa import LARGEST, RANDOM, SMALLEST, Jsa
 from edl.cluster.policies.simple import Fifo, MaxMin
 from edl.cluster.policies.tiresias import ElasticTiresias, Tiresias
 from edl.cluster.state import Allocation, ClusterPolicy, ClusterState, violation
-from edl.core.settings import check_settings
 from edl.errors import UsageError
+from edl.spec import check_settings
 
 Registry = Mapping[str, tuple[ClusterPolicy, str]]
 

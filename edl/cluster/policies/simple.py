@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from edl.cluster.placing import first_that_fit, place_slots
 from edl.cluster.policies.tiresias import Ranked, admit
 from edl.cluster.state import Allocation, ClusterJob, ClusterState, slot_count
-from edl.core.plural import counted
-from edl.core.settings import setting
+from edl.spec import setting
+from edl.text import counted
 
 # ------------------------------------------------------------
 # Start jobs in the order of submission, and let each keep its slots until it ends (FIFO).

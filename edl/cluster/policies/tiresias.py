@@ -19,8 +19,8 @@ from typing import Any
 
 from edl.cluster.placing import compact, first_that_fit, place_slots
 from edl.cluster.state import Allocation, ClusterJob, ClusterState, slot_count
-from edl.core.plural import counted
-from edl.core.settings import setting
+from edl.spec import setting
+from edl.text import counted
 
 # ------------------------------------------------------------
 # Serve jobs from two queues by attained service, and give spare slots to the jobs that gain most.

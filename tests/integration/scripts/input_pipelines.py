@@ -15,7 +15,7 @@ from edl.step.order import Batch, Repeat, Shard, Shuffle, Skip, Take
 from edl.tensorflow.random_numbers import last_seed
 from edl.transparent import input_pipeline, keras_fit
 from edl.transparent.input_pipeline import InputPipelines, recorded, undivided, without_shard
-from edl.transparent.script_exchange import ScriptExchange
+from edl.transparent.script import ScriptExchange
 
 IMAGES, LABELS = np.arange(24.0).reshape(12, 2), np.arange(12)
 

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.checkpoint.format import pack_state
-from edl.core.job.state_share import StateShare
+from edl.job.state_share import StateShare
 from edl.step.state_check import StateGroup
 from edl.tensorflow.replica import TensorFlowReplica
 from edl.tensorflow.variables import SESSION_GROUPS, SessionAccess

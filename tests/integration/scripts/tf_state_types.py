@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.checkpoint import format as files
-from edl.tensorflow import replica, transfer
+from edl.tensorflow import replica, variables
 
 DATES = np.array(["2020-01-01", "NaT"], "M8[ns]")
 VALUES = {
@@ -43,9 +43,9 @@ def assert_equal(found, values):
         np.testing.assert_array_equal(there, value, name)
 
 
-transfer.broadcast_array = lambda array, _root: array  # a ring of one
+variables.broadcast_array = lambda array, _root: array  # a ring of one
 ring = SimpleNamespace(place=SimpleNamespace(rank=0), broadcast=lambda mine, _root, _name: mine)
-found = transfer.exchange(ring, 0, {"tracked": {**VALUES, **ONLY_SENT}}, keep=True)["tracked"]
+found = variables.exchange(ring, 0, {"tracked": {**VALUES, **ONLY_SENT}}, keep=True)["tracked"]
 assert_equal(found, VALUES | ONLY_SENT)
 assert found["masked"].mask.tolist() == [False, True]
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from edl.cluster.placing import compact, place_slots
 from edl.cluster.state import Allocation, ClusterJob, ClusterState
-from edl.core.plural import counted
+from edl.text import counted
 
 
 @dataclass(frozen=True)

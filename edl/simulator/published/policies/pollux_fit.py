@@ -1,6 +1,6 @@
 """Fit the model of a job's step time as the simulator of Pollux does: :func:`fit_parts`.
 
-:mod:`edl.core.policy.step_time` has the model and the fit. The details of the fit (such as
+:mod:`edl.policy.step_time` has the model and the fit. The details of the fit (such as
 its loss) are those of the artifact of Pollux (OSDI 2021, ``goodput.py``; section 4.1 of the paper
 has the reasons), so that completion times can be compared with the published ones.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edl.core.policy.step_time import StepTime, StepTimeSample
-from edl.core.policy.step_time_fit import FitOptions, Loss, fit
+from edl.policy.step_time import StepTime, StepTimeSample
+from edl.policy.step_time_fit import FitOptions, Loss, fit
 
 PUBLISHED = FitOptions(
     loss=Loss.RMSLE,

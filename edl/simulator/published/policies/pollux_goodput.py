@@ -24,8 +24,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.policy.least_squares import Vector
-from edl.core.policy.step_time import StepTime
+from edl.policy.step_time import StepTime
+from edl.policy.step_time_formula import Vector
 
 Ints = npt.NDArray[np.int64]
 

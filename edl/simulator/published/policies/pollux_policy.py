@@ -42,9 +42,7 @@ from edl.cluster.state import (
     slot_count,
     total,
 )
-from edl.core.plural import counted
-from edl.core.policy.step_time import StepTime
-from edl.core.settings import setting
+from edl.policy.step_time import StepTime
 from edl.simulator.published.policies.pollux_fit import fit_parts
 from edl.simulator.published.policies.pollux_goodput import BatchLimits, Choices, Shapes, choices
 from edl.simulator.published.policies.pollux_search import (
@@ -54,6 +52,8 @@ from edl.simulator.published.policies.pollux_search import (
     search,
     with_starts,
 )
+from edl.spec import setting
+from edl.text import counted
 
 START = 0.01  # least factor of a job without slots, so that to start it is worth something
 BEYOND = 2  # a job may have so many times the most slots that it has tried

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.policy.least_squares import Vector
+from edl.policy.step_time_formula import Vector
 
 Counts = npt.NDArray[np.int16]
 Mask = npt.NDArray[np.bool_]

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from edl.cluster.placing import place_slots
 from edl.cluster.state import Allocation, ClusterJob, ClusterState
-from edl.core.plural import counted
+from edl.text import counted
 
 
 @dataclass(frozen=True)

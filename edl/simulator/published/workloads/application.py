@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from edl.core.policy.step_time import StepTimeSample
 from edl.errors import UsageError
+from edl.policy.step_time import StepTimeSample
 
 EPS = 1e-8  # so that a quotient of whole numbers rounds up only if it is not whole; as published
 MOST_NODES = 16  # the most that were measured; more nodes count as so many, as published

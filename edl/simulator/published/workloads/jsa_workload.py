@@ -17,10 +17,9 @@ import random
 from dataclasses import dataclass
 
 from edl.cluster.state import EXACT, StepTimeError
-from edl.core.policy.step_time import StepTimeSample
 from edl.errors import UsageError
-from edl.simulator.arrivals import HOUR_S, MINUTE_S, shape, times
-from edl.simulator.work import Observation, SubmittedJob
+from edl.policy.step_time import StepTimeSample
+from edl.simulator.workload import HOUR_S, MINUTE_S, Observation, SubmittedJob, shape, times
 
 NODES, SLOTS = 10, 4
 MOST_SLOTS = 10  # the most of a job

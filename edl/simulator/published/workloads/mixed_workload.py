@@ -12,10 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from edl.errors import UsageError
-from edl.simulator.arrivals import HOUR_S, shape, times
 from edl.simulator.published.workloads.pollux_measurements import measured_applications, pollux_rows
 from edl.simulator.published.workloads.pollux_workload import application_job
-from edl.simulator.work import SubmittedJob
+from edl.simulator.workload import HOUR_S, SubmittedJob, shape, times
 
 LOAD = "1.0"
 UNTIL_S = 8 * HOUR_S

@@ -14,9 +14,8 @@ from __future__ import annotations
 import csv
 from importlib.resources import files
 
-from edl.simulator.resize import ResizeCost
-from edl.simulator.timed_work import TimedWork
-from edl.simulator.work import SubmittedJob
+from edl.simulator.costs import ResizeCost
+from edl.simulator.workload import SubmittedJob, TimedWork
 
 NODES, SLOTS = 1, 8
 START_S = 80.0

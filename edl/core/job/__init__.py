@@ -1,5 +1,0 @@
-"""Decide about one job: which workers its ring has, on which hosts, and which are dead or slow.
-
-The entry points are :func:`edl.core.job.membership.decide` for a leader, and
-:func:`edl.core.job.desired.set_desired` for a change of the number of workers.
-"""

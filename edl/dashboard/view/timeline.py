@@ -1,0 +1,318 @@
+"""Fold a job's events into the time line of its generations, and say how much time was lost.
+
+A generation is one ring of workers that trains. Each has a :class:`GenerationBand` on the time
+line, which begins when the leader writes it and ends when the leader writes the next one. The
+switch into a generation costs training time, its loss:
+
+    loss = max over the old workers of (detect + stall + first step - usual step)
+
+(the fields of :class:`edl.records.SwitchParts`). The goodput is the fraction of the time
+since the first generation that was not lost: neither to switches, nor to pauses with too few
+workers, nor to the stand-still that lasts now.
+
+If the oldest events are gone from the log, :meth:`GenerationTimeline.cut` is the line to begin
+with: it knows nothing before the oldest event that is kept, and its goodput counts from there.
+
+Memory is bounded: of more than :data:`MOST_BANDS` bands the older half is merged in pairs, and the
+parts of a switch are kept for :data:`MOST_SWITCHES` switches, for their slowest workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from edl.dashboard.view.events import tone_of
+from edl.event_text import kind_of_change, without_step_s
+from edl.events import (
+    Event,
+    EventKind,
+    GenerationDetails,
+    LeaderDetails,
+    SwitchDetails,
+    ZookeeperBackDetails,
+)
+from edl.record import Record
+from edl.records import SwitchParts
+from edl.text import duration_in_words
+
+MOST_BANDS = 400
+MOST_MARKS = 200
+MOST_SWITCHES = 400
+MOST_WORKERS = 12  # of a switch, those that completed no step for longest
+
+MARKED = frozenset(
+    {
+        EventKind.STALLED,
+        EventKind.PAUSED,
+        EventKind.WORKER_FAILED,
+        EventKind.WORKER_FROZEN,
+        EventKind.EVICTED,
+        EventKind.RESUMED,
+        EventKind.STATE_DIFFERS,
+        EventKind.SLOW_WORKER,
+        EventKind.LOSS_SPIKE,
+        EventKind.SLOT_DISABLED,
+        EventKind.LOG_FAILED,
+        EventKind.CHECKPOINT_FAILED,
+        EventKind.JOB_FAILED,
+    }
+)
+"""The kinds of events that the time line marks when they were logged, beside the switches."""
+
+AWAY = "zookeeper_away"  # the kind of the mark of an outage, which stands where that began
+
+ENDS = frozenset(
+    {
+        EventKind.FINISHED,
+        EventKind.JOB_FINISHED,
+        EventKind.JOB_FAILED,
+        EventKind.JOB_STOPPED,
+    }
+)
+
+
+@dataclass(frozen=True)
+class GenerationBand(Record):
+    """A period of the time line: one generation, or several that were merged."""
+
+    first: int  # the number of its first generation
+    last: int  # the number of its last generation
+    from_s: float  # when it began, in seconds since 1970
+    to_s: float | None  # when it ended, in seconds since 1970; None: it is the present one
+    np: int  # the workers of its last generation
+    least_np: int  # the smallest number of workers in it
+    most_np: int  # the largest number of workers in it
+    # why it began, as `kind_of_change` says; `several` of merged generations, or `unknown` if the
+    # log has no event of it any more; then `from_s` is the time of the oldest event
+    cause: str
+    reason: str  # why the leader wrote it; of merged ones that of the last
+    # the training time that its switches cost, in seconds; None: not known (yet)
+    loss_s: float | None = None
+    paused_s: float = 0.0  # for how long it had too few workers to train, in seconds
+
+    def merged(self, later: GenerationBand) -> GenerationBand:
+        """Return the band that covers this one and `later`, which follows it."""
+        known = [one for one in (self.loss_s, later.loss_s) if one is not None]
+        return replace(
+            later,
+            first=self.first,
+            from_s=self.from_s,
+            least_np=min(self.least_np, later.least_np),
+            most_np=max(self.most_np, later.most_np),
+            cause="several",
+            loss_s=sum(known) if known else None,
+            paused_s=self.paused_s + later.paused_s,
+        )
+
+
+@dataclass(frozen=True)
+class TimelineMark(Record):
+    """An event that the time line shows as a mark."""
+
+    # when it was logged, in seconds since 1970; of an outage of ZooKeeper, when that began
+    at_s: float
+    kind: str  # the kind of the event; `AWAY` of an outage of ZooKeeper
+    tone: str  # how serious it is, as `tone_of` says
+    generation: int  # the generation that it is about
+    reason: str  # what has happened, and why
+
+
+@dataclass(frozen=True)
+class WorkerLoss(Record):
+    """The parts of one worker's switch."""
+
+    worker: str  # the name of the worker
+    without_step_s: float  # for how long it completed no step, in seconds
+    parts: SwitchParts  # the seconds of each part
+
+
+@dataclass(frozen=True)
+class SwitchLoss(Record):
+    """The cost of the switch into one generation."""
+
+    generation: int  # the number of the generation
+    at_s: float  # when the switch was logged, in seconds since 1970
+    step: int  # the newest complete step then
+    reason: str  # what has happened, and why
+    loss_s: float  # the training time that it cost, in seconds; 0 if all workers were new
+    size: int  # the number of workers in the new ring
+    # those that completed no step for longest, at most `MOST_WORKERS`
+    workers: tuple[WorkerLoss, ...]
+
+
+@dataclass(frozen=True)
+class GenerationTimeline(Record):
+    """The generations of a job in order of time; `with_event` adds what an event tells."""
+
+    # the generations, the oldest first, without gaps in their numbers
+    bands: tuple[GenerationBand, ...] = ()
+    # the newest events and outages that are marked, the oldest first
+    marks: tuple[TimelineMark, ...] = ()
+    switches: tuple[SwitchLoss, ...] = ()  # the newest switches, the oldest first
+    # when the first generation began, in seconds since 1970; 0: there is none. Of a log whose
+    # oldest events are gone, from when on everything is known.
+    began_s: float = 0.0
+    lost_s: float = 0.0  # the seconds lost to switches and pauses until now
+    ended_s: float | None = None  # when training ended, in seconds since 1970; None: it has not
+    # since when too few workers are left; None: enough are
+    paused_since_s: float | None = field(default=None)
+    leader: str | None = None  # the worker that leads; None: not known
+    led_s: float = 0.0  # since when it leads, in seconds since 1970
+    is_cut: bool = False  # whether the oldest events of the log are gone
+
+    @classmethod
+    def cut(cls, at_s: float) -> GenerationTimeline:
+        """Return the time line of a log whose oldest kept event was written at `at_s`."""
+        return cls(began_s=at_s, is_cut=True)
+
+    def with_event(self, event: Event) -> GenerationTimeline:
+        """Return the time line with what `event` tells; events come in the order of the log."""
+        new = self
+        if event.kind in MARKED:
+            new = new._marked(event, event.reason)
+        if isinstance(event.details, LeaderDetails):
+            return new._led(event, event.details.worker)
+        if event.kind is EventKind.PAUSED:
+            return replace(new, paused_since_s=new.paused_since_s or event.time)
+        if event.kind in ENDS:
+            return new._ended(event.time)
+        if isinstance(event.details, GenerationDetails):
+            return new._with_generation(event, event.details)
+        if isinstance(event.details, SwitchDetails):
+            return new._with_switch(event, event.details)
+        if isinstance(event.details, ZookeeperBackDetails):
+            away_s, tone = event.details.away_s, tone_of(event.kind)
+            reason = f"ZooKeeper did not answer for {duration_in_words(away_s)}"
+            mark = TimelineMark(event.time - away_s, AWAY, tone, event.generation, reason)
+            return new._with_mark(mark)
+        return new
+
+    def with_outage(self, since_s: float) -> GenerationTimeline:
+        """Return the time line with a mark for an outage of ZooKeeper that lasts."""
+        generation = self.bands[-1].last if self.bands else 0
+        reason = "ZooKeeper does not answer"
+        return self._with_mark(TimelineMark(since_s, AWAY, "bad", generation, reason))
+
+    def goodput(self, now_s: float, standing_s: float = 0.0) -> float | None:
+        """Return the fraction of the time since the first generation that was not lost, 0 to 1."""
+        if not self.began_s:
+            return None
+        end_s = now_s if self.ended_s is None else self.ended_s
+        paused_s = max(0.0, end_s - self.paused_since_s) if self.paused_since_s is not None else 0.0
+        lasted_s = end_s - self.began_s
+        if lasted_s <= 0:
+            return None
+        lost_s = self.lost_s + max(paused_s, standing_s)
+        return min(1.0, max(0.0, 1.0 - lost_s / lasted_s))
+
+    def switch_of(self, generation: int) -> SwitchLoss | None:
+        """Return the cost of the switch into `generation`; None: it is not known any more."""
+        found = [one for one in self.switches if one.generation == generation]
+        return found[-1] if found else None
+
+    def _marked(self, event: Event, reason: str) -> GenerationTimeline:
+        """Return the time line with a mark for `event`, which says `reason`."""
+        tone = tone_of(event.kind)
+        return self._with_mark(
+            TimelineMark(event.time, str(event.kind), tone, event.generation, reason)
+        )
+
+    def _with_mark(self, mark: TimelineMark) -> GenerationTimeline:
+        """Return the time line with `mark` at its place in the order of time."""
+        later = sum(one.at_s > mark.at_s for one in self.marks)
+        at = len(self.marks) - later
+        return replace(self, marks=(*self.marks[:at], mark, *self.marks[at:])[-MOST_MARKS:])
+
+    def _led(self, event: Event, worker: str) -> GenerationTimeline:
+        """Return the time line with `worker` as the leader, and a mark if another one led."""
+        if worker == self.leader:
+            return self
+        reason = f"{event.reason}; before, {self.leader} led"
+        new = self._marked(event, reason) if self.leader is not None else self
+        return replace(new, leader=worker, led_s=event.time)
+
+    def _with_generation(self, event: Event, details: GenerationDetails) -> GenerationTimeline:
+        """Return the time line with a new generation, or with the end of the last one."""
+        np, before = len(details.members), self._with_former(event, details)._closed(event.time)
+        if not np:
+            return replace(before, ended_s=event.time)
+        number = event.generation
+        cause = kind_of_change(number, details)
+        band = GenerationBand(number, number, event.time, None, np, np, np, cause, event.reason)
+        bands = _compact((*before.bands, band))
+        began_s = before.began_s if before.bands else event.time
+        return replace(before, bands=bands, began_s=began_s, ended_s=None)
+
+    def _with_former(self, event: Event, details: GenerationDetails) -> GenerationTimeline:
+        """Return a line that was cut with the generation before the first one that the log has."""
+        np = len(details.members) - len(details.joined) + len(details.left)
+        number = event.generation - 1
+        if not self.is_cut or self.bands or number < 1 or np < 1:
+            return self
+        reason = "the log does not have its beginning any more"
+        band = GenerationBand(number, number, self.began_s, None, np, np, np, "unknown", reason)
+        return replace(self, bands=(band,))
+
+    def _with_switch(self, event: Event, details: SwitchDetails) -> GenerationTimeline:
+        """Return the time line with the cost of a switch, at the generation that it led to."""
+        loss_s = _loss_s(details)
+        slowest = sorted(
+            details.workers.items(), key=lambda item: (-without_step_s(item[1]), item[0])
+        )
+        workers = tuple(
+            WorkerLoss(name, without_step_s(parts), parts) for name, parts in slowest[:MOST_WORKERS]
+        )
+        number = event.generation
+        switch = SwitchLoss(
+            number, event.time, event.step, event.reason, loss_s, details.world_size, workers
+        )
+        new = replace(self, switches=(*self.switches, switch)[-MOST_SWITCHES:])
+        if self.is_cut and not self.bands:
+            return replace(new, began_s=event.time)
+        if self.is_cut:
+            loss_s = min(loss_s, max(0.0, event.time - self.began_s))
+        bands, counted_s = list(self.bands), 0.0
+        for at in range(len(bands) - 1, -1, -1):
+            if bands[at].first <= number <= bands[at].last:
+                # What the workers waited in a pause is a part of their switch after it.
+                counted_s = max(0.0, loss_s - (bands[at - 1].paused_s if at else 0.0))
+                bands[at] = replace(bands[at], loss_s=(bands[at].loss_s or 0.0) + loss_s)
+                break
+        return replace(new, bands=tuple(bands), lost_s=self.lost_s + counted_s)
+
+    def _ended(self, at_s: float) -> GenerationTimeline:
+        return replace(self._closed(at_s), ended_s=at_s if self.ended_s is None else self.ended_s)
+
+    def _closed(self, at_s: float) -> GenerationTimeline:
+        """Return the time line with its last band ended at `at_s`, if it had no end."""
+        if not self.bands or self.bands[-1].to_s is not None:
+            return replace(self, paused_since_s=None)
+        paused_s = max(0.0, at_s - self.paused_since_s) if self.paused_since_s is not None else 0.0
+        last = replace(self.bands[-1], to_s=at_s, paused_s=paused_s)
+        return replace(
+            self,
+            bands=(*self.bands[:-1], last),
+            lost_s=self.lost_s + paused_s,
+            paused_since_s=None,
+        )
+
+
+def _loss_s(details: SwitchDetails) -> float:
+    """Return the training time that a switch cost, in seconds: that of its slowest old worker."""
+    return max(
+        (
+            max(0.0, without_step_s(parts) - parts.median_step_s)
+            for parts in details.workers.values()
+            if parts.role == "old"
+        ),
+        default=0.0,
+    )
+
+
+def _compact(bands: tuple[GenerationBand, ...]) -> tuple[GenerationBand, ...]:
+    """Return `bands`; if there are more than `MOST_BANDS`, the older half in pairs."""
+    if len(bands) <= MOST_BANDS:
+        return bands
+    half = len(bands) // 4 * 2
+    pairs = (bands[at].merged(bands[at + 1]) for at in range(0, half, 2))
+    return (*pairs, *bands[half:])

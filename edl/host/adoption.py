@@ -1,0 +1,197 @@
+"""Find the workers that a killed agent left running, so that the next agent can take them over.
+
+A worker has environment variables with the name of its job, the token and the secret of that run
+of the job, the name of its host, its slot, the device that it was given, if any, and the id of its
+start attempt (an agent's one try to start a worker in a slot). So workers of an earlier run are not
+found. The helper processes that a worker started have the same variables, even if they have a
+session of their own. Therefore the launcher writes the pid and the start time of the worker process
+itself into a file beside its log. None of this needs ZooKeeper: workers that have not registered
+yet, and frozen workers whose session has expired, are found too. The main entry is :func:`find`,
+which only looks: :meth:`edl.host.workers.Workers.watch` then takes the found workers over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from edl.host.devices import DEVICE
+from edl.host.process import UNKNOWN_EXIT, Process
+from edl.records import Host
+
+# ------------------------------------------------------------
+# Name this machine, and say whether a process that once ran on it is known to be dead.
+
+
+def machine_name() -> str:
+    """Return a text by which two processes know whether they see the same process ids."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    namespace = os.readlink("/proc/self/ns/pid").partition("[")[2].rstrip("]")
+    return f"{socket.gethostname()} ({boot}, {namespace})"
+
+
+def is_known_dead(machine: str, pid: int) -> bool:
+    """Return whether a process was on this machine (`machine_name`), and no process has its pid."""
+    return machine == machine_name() and not psutil.pid_exists(pid)
+
+
+SAME = ("EDL_JOB", "EDL_RUN", "EDL_SECRET", "EDL_HOST")
+
+_STARTED = 19  # in /proc/PID/stat, after the name: in ticks since the machine came up
+
+
+@dataclass(frozen=True)
+class RunningWorker:
+    """A worker process that an earlier agent started and that `find` has found running."""
+
+    process: psutil.Process
+    attempt_id: str
+    slot: int
+    device: int | None = None  # None: it was given none
+    worker: int | None = None  # None: not known, or none yet
+
+    @property
+    def pid(self) -> int:
+        """The process id of the worker; once it has ended, another process may have this id."""
+        return self.process.pid
+
+    @property
+    def age_s(self) -> float:
+        """The time since the worker process was created, in seconds; 0 at least."""
+        return max(0.0, time.time() - self.process.create_time())
+
+    def as_process(self, now: float) -> Process:
+        """Return the record of this worker process for the agent that takes it over."""
+        began = now - self.age_s
+        return Process(self.slot, self.attempt_id, began, worker=self.worker, device=self.device)
+
+    def poll(self) -> int | None:
+        """Return None while it runs, then `UNKNOWN_EXIT`: only its parent could learn more."""
+        try:
+            ended = not self.process.is_running()
+            return UNKNOWN_EXIT if ended or _is_zombie(self.process) else None
+        except psutil.NoSuchProcess:
+            return UNKNOWN_EXIT
+
+
+def identity(pid: int) -> str:
+    """Return pid and start time of a process, which no later one has; empty without a process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name may be cut anywhere
+    except OSError:
+        return ""
+    fields = text.rpartition(")")[2].split()
+    return f"{pid} since {fields[_STARTED]}"
+
+
+def recorded_pid(record: Path) -> int | None:
+    """Return the pid of the process that a file names by its `identity`; None: it has ended."""
+    try:
+        written = record.read_text().strip()
+        pid = int(written.partition(" ")[0])
+    except (OSError, ValueError):
+        return None
+    return pid if written == identity(pid) else None
+
+
+def find(
+    environment: Mapping[str, str], record_of: Callable[[str], Path]
+) -> tuple[RunningWorker, ...]:
+    """Find all workers on this host of this job, run, secret and host name, our own included."""
+    wanted = {name: environment.get(name) for name in SAME}
+    found = []
+    for process in psutil.process_iter():
+        try:
+            theirs = process.environ()
+            if (
+                {name: theirs.get(name) for name in SAME} == wanted
+                and theirs.get("EDL_ATTEMPT_ID")
+                and theirs.get("EDL_SLOT", "").isdigit()
+                and _is_worker(process.pid, record_of(theirs["EDL_ATTEMPT_ID"]))
+                and not _is_zombie(process)
+            ):
+                slot, device = int(theirs["EDL_SLOT"]), theirs.get(DEVICE, "")
+                given = int(device) if device.isdigit() else None
+                found.append(RunningWorker(process, theirs["EDL_ATTEMPT_ID"], slot, given))
+        except (psutil.Error, OSError):
+            continue  # it ended meanwhile, or belongs to another user
+    return tuple(sorted(found, key=lambda one: (one.slot, one.attempt_id)))
+
+
+def kill_helpers(worker: RunningWorker) -> None:
+    """Kill what a worker, which has ended, has left in the process group that it led."""
+    for process in psutil.process_iter():
+        try:
+            if (
+                # The pid may belong to another process and group by now: a helper's environment
+                # proves it.
+                os.getpgid(process.pid) == worker.pid
+                and process.environ().get("EDL_ATTEMPT_ID") == worker.attempt_id
+            ):
+                os.killpg(worker.pid, signal.SIGKILL)
+                return
+        except (psutil.Error, OSError):
+            continue  # it ended meanwhile, or belongs to another user
+
+
+def _is_worker(pid: int, record: Path) -> bool:
+    """Return whether process `pid` is the worker itself, and not a helper that it started."""
+    try:
+        recorded = record.read_text().strip()
+    except OSError:
+        recorded = ""  # the file was removed, or the disk was full
+    return recorded == identity(pid) if recorded else os.getpgid(pid) == pid
+
+
+def has_died(former: Host) -> bool:
+    """Return whether an agent on this machine has certainly ended: no process has its pid."""
+    return not psutil.pid_exists(former.pid)
+
+
+def has_died_here(former: Host, own: Host) -> bool:
+    """Return whether an earlier agent is known to have run on this machine and to have ended."""
+    return former.address == own.address and is_known_dead(former.machine, former.pid)
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    return bool(process.status() == psutil.STATUS_ZOMBIE)
+
+
+# ------------------------------------------------------------
+# Tell when the logs of a job were last in use, and mark them as used while the job runs.
+#
+# Launchers and hosts remove logs that were not used for long (`last_use_s`). A job may train for
+# days without a line of output, so the time of the last line is not enough: logs are also in use
+# while a process on this host runs that a file beside them names. The processes of other hosts,
+# which may share the directory, are not seen from here: their launchers mark it (`mark_as_used`).
+
+
+MARK_EACH_S = 3600.0  # much less than the day for which unused logs are kept
+
+
+def last_use_s(logs: Path) -> float:
+    """Return when logs were last used, in seconds since 1970; infinity: by a live process."""
+    with contextlib.suppress(OSError):
+        if any(recorded_pid(record) is not None for record in logs.glob("*.process")):
+            return math.inf
+    times = [0.0]
+    with contextlib.suppress(OSError):
+        for path in (logs.parent, logs, *logs.glob("*.log")):
+            with contextlib.suppress(OSError):  # another process removes what is old, too
+                times.append(path.lstat().st_mtime)
+    return max(times)
+
+
+def mark_as_used(logs: Path) -> None:
+    """Let `last_use_s` return the present time on each host that shares a directory of logs."""
+    with contextlib.suppress(OSError):
+        os.utime(logs)

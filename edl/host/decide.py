@@ -1,0 +1,217 @@
+"""Decide what the agent of one host does next with its workers, and whether the job has ended.
+
+The entry point is :func:`decide_agent`, which reads no clock and changes nothing: the caller
+carries out the decision.
+
+An agent keeps as many workers on its host as are assigned to it. Its rules, in order:
+
+1. The end of the job, and a job that cannot go on: :mod:`edl.host.job_end`.
+2. A worker that cannot stay in the job is ended (:mod:`edl.host.restart`), and so is a
+   worker that has not joined yet when its host leaves the job.
+3. Missing workers are started, each slot with a back-off that grows with its failures. None is
+   started in place of a worker that got SIGTERM and leaves for good, or while no worker of the ring
+   is in ZooKeeper, because none could send the job's state to the new one, or after a worker has
+   ended because the job was told to end while ZooKeeper was away. A slot that fails more than
+   ``max_restarts`` times in a row is disabled: one worker fewer is desired on the host. If the job
+   may not have that smaller number of workers, a worker is desired in a free slot of this or
+   another host instead, or without a free slot the next smaller allowed number; if there is none,
+   the job has FAILED. When somebody later asks for more workers on the host, they are started in
+   disabled slots, too, but only if no other slot is free.
+4. Where the job may use only some devices of the host, each worker gets one of them
+   (:mod:`edl.host.devices`), and is not started before one is free. A worker on another device
+   does not count: its replacement is started, and the leader takes it out of the ring. If it has
+   not joined yet, it is ended.
+
+5. An agent that has joined one run of the job, and no other, leaves when the job's workers of its
+   host were placed on other hosts: :func:`with_placement`.
+
+An agent never ends a worker to scale in: the leader takes the worker out of the ring, and the
+worker exits with code 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from edl.host.devices import why_wait, with_devices
+from edl.host.job_end import (
+    TOLD,
+    as_the_job_cannot_go_on,
+    as_the_job_ends,
+    ring_is_away,
+    told_to_end,
+)
+from edl.host.process import Process
+from edl.host.restart import (
+    disable_slot,
+    end_each,
+    fills_its_place,
+    starts,
+    why_to_end,
+    with_terminating,
+    without_init,
+)
+from edl.host.supervision import (
+    Start,
+    SupervisorDecision,
+    SupervisorLimits,
+    SupervisorState,
+    foreign,
+)
+from edl.job.placement import without_slot
+from edl.job.resize import assigned_without_signalled
+from edl.job.snapshot import Snapshot
+from edl.records import Assigned, Member, Stage
+
+_REVOKED = "the job may not use its device any more"
+
+
+@dataclass(frozen=True)
+class AgentLimits(SupervisorLimits):
+    """The time limits of an agent, in seconds unless stated otherwise."""
+
+    former_s: float = 60.0  # for the session of an agent that was killed here to end
+    former_sessions: float = 2.0  # the same for one elsewhere, which may live, in sessions of ours
+    # that an agent of one run stays when the job may use none of its devices any more, for the
+    # cluster to read in its record that none is in use
+    elsewhere_s: float = 5.0
+
+
+@dataclass(frozen=True)
+class AgentState(SupervisorState):
+    """An agent's own state, which is not in ZooKeeper, such as its processes and time limits."""
+
+    limits: AgentLimits = AgentLimits()
+    draining: bool = False  # the host is about to leave the job
+    devices: tuple[int, ...] = ()  # of the agent's record; a limited job starts workers on no other
+    cuda_devices: tuple[str, ...] | None = None  # of its CUDA_VISIBLE_DEVICES; None: not set
+    of_run: bool = False  # it has joined one run of the job, and no other
+    was_placed: bool = False  # workers of the job were assigned to the host
+    elsewhere_since: float | None = None  # the job's workers of the host are on other hosts
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the agent is one of a run, and the workers of its host are on other hosts now."""
+        return self.of_run and self.elsewhere_since is not None
+
+    @property
+    def why_elsewhere(self) -> str:
+        """Why the host has left the job, if `is_elsewhere`; else empty."""
+        why = f"the job's workers of host {self.host} were placed on other hosts"
+        return why if self.is_elsewhere else ""
+
+
+def with_placement(own: AgentState, assigned: Assigned, now: float) -> AgentState:
+    """Return the agent's state with whether the workers of its host are placed on other hosts."""
+    # Elsewhere: the host was in the record and is no more, or the job may use no device of it. One
+    # with devices and no worker may get one by `edl scale`.
+    number = assigned.hosts.get(own.host)
+    has_none = number == 0 and assigned.devices_on(own.host) == ()
+    if number is None:
+        is_elsewhere, was_placed = own.was_placed, own.was_placed
+    else:
+        is_elsewhere, was_placed = has_none, own.was_placed or not has_none
+    since = now if own.elsewhere_since is None else own.elsewhere_since
+    return replace(own, was_placed=was_placed, elsewhere_since=since if is_elsewhere else None)
+
+
+def decide_agent(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
+    """Return what an agent does next: starts and ends of processes, or the end of the job."""
+    decision = as_the_job_ends(snapshot, own, now)
+    decision = decision or as_the_job_cannot_go_on(snapshot, own, now)
+    return with_terminating(decision or _keep(snapshot, own, now), snapshot, own, now)
+
+
+def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
+    """Keep as many workers running as are assigned; the leader takes a surplus out of the ring."""
+    wanted = snapshot.assigned.hosts.get(own.host, 0)
+    others = [m for m in foreign(snapshot, own) if m.host == own.host]
+    replaced, granted = snapshot.replaced, partial(snapshot.assigned.grants, own.host)
+    here = [
+        m
+        for m in others
+        if m.stage not in (Stage.LEAVING, Stage.FINISHED)
+        and m.id not in replaced
+        and granted(m.used_device)
+    ]
+    filling = [p for p in own.processes if p.worker not in replaced and granted(p.used_device)]
+    counted = sum(fills_its_place(p, own.limits, now) for p in filling) + len(here)
+    to_end = why_to_end(snapshot, own, now)
+    newcomers = [p for p in own.living if not p.seated]
+    to_end |= {p: _REVOKED for p in newcomers if not granted(p.used_device)}
+    if own.draining and wanted == 0:  # the leader does not know them, so it cannot give them up
+        to_end |= {p: "its host leaves the job" for p in own.living if p.worker is None}
+    if told := told_to_end(snapshot, own):
+        to_end |= dict.fromkeys(newcomers, "the job stops before it joined")
+    counted -= sum(fills_its_place(p, own.limits, now) for p in to_end if p in filling)
+    occupied = {p.slot for p in own.living} | {m.slot for m in others}
+    slots = next((host.slots for host in snapshot.agents if host.name == own.host), None)
+    counted += sum(p.refuses for p in to_end)  # nobody is started before it is seen how they ended
+    stays = assigned_without_signalled(snapshot).get(own.host, 0)
+    lacking = 0 if told or ring_is_away(snapshot, own, now) else stays - counted
+    staying = {p.slot for p in own.living if p.departing is None and granted(p.used_device)}
+    places = _places(lacking, slots, occupied, staying, own)
+    limit = snapshot.job.spec.settings.max_restarts
+    last = [p for _, p in places if p is not None]
+    candidates = [*last, *(p for p in own.processes if places and p.refused)]
+    failing = next((p for p in candidates if p.uses_up(limit)), None)
+    if failing is not None:
+        used_up = {p.slot for p in own.processes if p.used_up} | {failing.slot}
+        desired = without_slot(snapshot, own.host, used_up, elsewhere=not failing.refused)
+        return disable_slot(failing, snapshot, own, desired, "--max-restarts")
+    starting = starts(places, own, "a worker is wanted", now)
+    starting, waiting = _on_devices(starting, wanted, others, snapshot, own)
+    return SupervisorDecision(
+        TOLD if told else f"{counted} of {wanted} workers run on {own.host}{waiting}",
+        starting,
+        end_each(to_end, own.limits, now),
+        warnings=without_init(own, now),
+        exit_code=0 if _has_left(snapshot, own, now) else None,
+    )
+
+
+def _has_left(snapshot: Snapshot, own: AgentState, now: float) -> bool:
+    """Return whether the host has left the job, so that its agent ends; arguments as of `_keep`."""
+    if own.living:
+        return False
+    number = snapshot.assigned.hosts.get(own.host)
+    if own.draining and not number:
+        return True
+    stays_s = 0.0 if number is None else own.limits.elsewhere_s
+    since = own.elsewhere_since
+    return own.is_elsewhere and own.was_placed and since is not None and now - since >= stays_s
+
+
+def _places(
+    lacking: int, slots: int | None, occupied: set[int], staying: set[int], own: AgentState
+) -> list[tuple[int, Process | None]]:
+    """Return up to `lacking` pairs (slot, its last process): free slots, then disabled ones."""
+    last = {p.slot: p for p in sorted(own.processes, key=lambda p: p.started)}
+    used_up = {slot for slot, process in last.items() if process.used_up}
+    count = max(0, lacking) + len(occupied | used_up)
+    order = [slot for slot in range(count) if slot not in occupied]
+    order.sort(key=lambda slot: slot in used_up)
+    if slots is not None:
+        order = [slot for slot in order if slot < slots]
+        # The replacement of a worker that is about to leave shares its slot and device.
+        order += sorted({p.slot for p in own.living} - staying)
+    return [(slot, last.get(slot)) for slot in order[: max(0, lacking)]]
+
+
+def _on_devices(
+    starting: tuple[Start, ...],
+    wanted: int,
+    others: Sequence[Member],
+    snapshot: Snapshot,
+    own: AgentState,
+) -> tuple[tuple[Start, ...], str]:
+    """Return the starts for which this host has a device, and a clause why others must wait."""
+    granted = snapshot.assigned.devices_on(own.host)
+    if granted is None:
+        return starting, ""
+    allowed = [device for device in granted if device in own.devices]
+    given = with_devices(starting, allowed, own.cuda_devices, own.processes, others)
+    waiting = len(starting) - len(given) + max(0, wanted - len(allowed))
+    return given, f"; {why_wait(waiting, allowed, own.cuda_devices)}" if waiting else ""

@@ -1,0 +1,274 @@
+"""Build the agent of this host for one job, from the settings and the job's record.
+
+:func:`submitter_agent` is for the host that created the job, :func:`joining_agent` for a host that
+adds itself to a job that runs, and :func:`agent_of_run` for a host that joins one run of a job and
+no other. They return an :class:`~edl.host.agent.Agent`, which does nothing until its ``run()`` is
+called.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from edl import config
+from edl.config import Config
+from edl.errors import RunEnded, UsageError
+from edl.host.address import own_address
+from edl.host.adoption import machine_name
+from edl.host.agent import Agent
+from edl.host.command import check_command
+from edl.host.decide import AgentLimits
+from edl.host.job_garbage_collector import JobGarbageCollector
+from edl.host.job_metrics import JobMetrics
+from edl.host.output import Output
+from edl.host.workers import EVENTS, log_directory
+from edl.job.liveness import check_run_token, why_run_is_over
+from edl.job.snapshot import Snapshot
+from edl.records import Host, Job
+from edl.retention import Retention
+from edl.spec import variable
+from edl.status import job_line
+from edl.text import counted, workers
+from edl.zookeeper.access import keep
+from edl.zookeeper.nodes import current_run
+from edl.zookeeper.store import JobStore
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Display:
+    """The objects by which an agent shows its job to the user."""
+
+    output: Output  # the agent enters it
+    on_snapshot: Callable[[Snapshot], None] | None = None  # at each reading
+
+
+@dataclass(frozen=True)
+class Role:
+    """The part that a host takes in a job: it has created the job, or it has joined."""
+
+    greeting: str  # shown once the host is registered
+    requested_np: int = 0  # that the agent requests then
+    joined: bool = False  # the first signal makes the host leave instead of ending the job
+    # a signal ends the job, even with `joined`, if no worker is desired on other hosts
+    ends_job: bool = False
+    fresh: bool = False  # the job starts now: logs of an earlier job of its name are put aside
+    of_run: bool = False  # it joins one run of the job and no other (`edl agent`)
+
+
+def this_host(settings: Config, slots: int, zookeeper: str) -> Host:
+    """Return a new record of this host, with which the caller registers it with a job."""
+    address = own_address(settings.address, settings.network_interface, zookeeper)
+    return Host(settings.host, slots, address, os.getpid(), machine=machine_name())
+
+
+def submitter_agent(
+    store: JobStore,
+    job: Job,
+    here: Host,
+    settings: Config,
+    display: Display,
+    or_join: bool = False,
+    replaced_events: str = "",
+) -> Agent:
+    """Build the agent of the host that has just created a job; `run()` starts it."""
+    _keep_events(replaced_events, config.state_dir(), job.name)
+    greeting = f"job {job.name} starts with {workers(job.spec.np)}"
+    role = Role(
+        f"{greeting}; ZooKeeper is at {store.session.hosts}",
+        requested_np=job.spec.np if or_join else 0,
+        joined=or_join,
+        ends_job=or_join,
+        fresh=True,
+    )
+    return _agent(store, job, here, settings, display, role)
+
+
+def joining_agent(
+    store: JobStore,
+    settings: Config,
+    display: Display,
+    slots: int | None,
+    np: int | None,
+    ends_job: bool = False,
+) -> Agent:
+    """Build the agent of a host that joins a job that is not over; `run()` starts it."""
+    record = store.snapshot().job
+    if record.state.over:
+        raise UsageError(f"job {record.name} {record.state.phrase}; nothing can join it")
+    here = _host_of(record, settings, slots, store.session.hosts)
+    check_command(record.spec.command, Path(record.spec.cwd), config.environment().get("PATH"))
+    if np is not None and not 1 <= np <= here.slots:
+        raise UsageError(
+            f"-np is {np} and --slots is {here.slots}; -np must lie between 1 and --slots"
+        )
+    greeting = _offer(here, record)
+    if np is None:
+        greeting += f"; use them with `edl scale {record.name} --np N`"
+    role = Role(greeting, requested_np=np or 0, joined=True, ends_job=ends_job)
+    return _agent(store, record, here, settings, display, role)
+
+
+def agent_of_run(
+    store: JobStore, run: str, settings: Config, display: Display, slots: int | None
+) -> Agent:
+    """Build the agent of a host that joins one run of a job and no other; `run()` starts it."""
+    check_run_token(run)
+    current = current_run(store.session, store.paths)
+    if current is None:
+        raise store.nodes.unknown()
+    store.nodes.belong_to(run)  # before the record is read, which may be that of a later run
+    record = store.snapshot().job
+    if why := why_run_is_over(record, run, current):
+        raise RunEnded(why)
+    here = _host_of(record, settings, slots, store.session.hosts)
+    # The command is not checked here: a worker that cannot start leaves a log, and ends the run.
+    role = Role(f"{_offer(here, record)}, run {run}", joined=True, of_run=True)
+    return _agent(store, record, here, settings, display, role)
+
+
+def _host_of(record: Job, settings: Config, slots: int | None, zookeeper: str) -> Host:
+    """Return the record of this host, which is to join a job, after a check that it can."""
+    if record.driver:
+        raise UsageError(
+            f"job {record.name} was started by horovodrun, which places its workers; let its "
+            "host discovery script name this host"
+        )
+    if slots is None:
+        slots = record.sizes.max_np or record.spec.np
+    if slots < 1:
+        raise UsageError(f"--slots is {slots}; a host needs at least 1")
+    return this_host(settings, slots, zookeeper)
+
+
+def _offer(here: Host, record: Job) -> str:
+    return f"host {here.name} offers {counted(here.slots, 'slot')} to job {record.name}"
+
+
+def worker_environment(
+    job: Job, hosts: str, here: Host, secret: str, interface: str, run: str = ""
+) -> dict[str, str]:
+    """Return the environment of all workers on a host: this process's variables, and edl's."""
+    return {
+        **({"NCCL_SOCKET_IFNAME": interface} if interface else {}),
+        # So setproctitle writes no title over what /proc/PID/environ shows: by that the next agent,
+        # and `edl host`, find the worker. The title is cut to the length of the command line.
+        "SPT_NOENV": "1",
+        **config.environment_for_worker(),
+        "EDL_JOB": job.name,
+        "EDL_RUN": run,
+        "EDL_SECRET": secret,
+        "EDL_ZOOKEEPER": hosts,
+        "EDL_HOST": here.name,
+        "EDL_ADDRESS": here.address,
+        # Asked of ZooKeeper before the worker can read it in the job's record.
+        variable("session_timeout_s"): f"{job.spec.settings.session_timeout_s:g}",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _agent(
+    store: JobStore, job: Job, here: Host, settings: Config, display: Display, role: Role
+) -> Agent:
+    """Build an agent, store the job's secret on this host, and create the directory of the logs."""
+    session = store.session
+    assert session.access is not None
+    secret = session.access.secret
+    state, run = config.state_dir(), store.nodes.run
+    keep(state, job.name, secret)
+    collector = JobGarbageCollector(
+        store, state, Retention(settings.keep_jobs, settings.keep_jobs_s)
+    )
+    metrics = JobMetrics(
+        here.address,
+        settings.metrics_port,
+        session.hosts,
+        lambda: session.connected,
+        display.output.note,
+    )
+
+    def on_snapshot(snapshot: Snapshot) -> None:
+        metrics.on_snapshot(snapshot)
+        if display.on_snapshot is not None:
+            display.on_snapshot(snapshot)
+
+    return Agent(
+        store,
+        here,
+        job,
+        display.output,
+        worker_environment(job, session.hosts, here, secret, settings.network_interface, run),
+        log_directory(state, job.name, role.fresh),
+        role.greeting,
+        AgentLimits(
+            start_timeout_s=job.spec.settings.start_timeout_s,
+            backoff_max_s=settings.backoff_max_s,
+            frozen_s=settings.frozen_s,
+            suspended_s=settings.suspended_s,
+        ),
+        np=role.requested_np,
+        joined=role.joined,
+        ends_job=role.ends_job,
+        of_run=role.of_run,
+        on_snapshot=on_snapshot,
+        on_event=metrics.on_event,
+        stack_signal=settings.stack_signal,
+        meanwhile=_beside(collector, metrics),
+        borrowed_file=Path(settings.borrowed_file).absolute() if settings.borrowed_file else None,
+        reclaim_s=settings.reclaim_s,
+        leave_within_s=settings.leave_within_s,
+    )
+
+
+@contextmanager
+def _beside(collector: JobGarbageCollector, metrics: JobMetrics) -> Iterator[int]:
+    with collector, metrics as port:
+        yield port
+
+
+def _keep_events(events: str, state: Path, job: str) -> None:
+    """Write the events of an earlier job of the same name into `events.jsonl` beside its logs."""
+    if not events:
+        return
+    try:
+        (log_directory(state, job, fresh=False) / EVENTS).write_text(events)
+    except OSError as error:
+        logger.warning("the events of the last run of job %s are lost: %s", job, error)
+
+
+# ------------------------------------------------------------
+# Draw the status line that stays at the foot of an agent's terminal, as that of `edl run`.
+
+
+class LiveLine:
+    """The status line of a job: progress, time left, world size, samples/s, epoch, step."""
+
+    def __init__(self, job: str, width: Callable[[], int] | None = None) -> None:
+        self._job = job
+        self._width = width
+        self._snapshot: Snapshot | None = None
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Store `snapshot`, the newest copy of the job's records, which `render` shows."""
+        self._snapshot = snapshot
+
+    def render(self) -> Text:
+        """Return the status line, without a line break, for the records of the last `update`."""
+        width = None if self._width is None else self._width()
+        parts = job_line(self._job, self._snapshot, width)
+        return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+
+
+def agent_display(job: str, screen: Console, quiet: bool = False) -> Display:
+    """Return the display with which an agent shows a job on standard output."""
+    line = LiveLine(job, lambda: screen.width)
+    return Display(Output(screen, line.render, shows_workers=not quiet), line.update)

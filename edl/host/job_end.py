@@ -1,0 +1,352 @@
+"""Decide when a job has ended, cannot begin or has no workers left, and what its launchers do then.
+
+A launcher is an agent or an `edl-worker`; both call :func:`as_the_job_ends` first, and
+:func:`as_the_job_cannot_go_on` if no rule before it applies. The rules, in order, are the same for
+both:
+
+1. The job is over: its workers end by themselves within a time limit, and are ended after that. A
+   worker that is in no ring is ended at once, and so are all workers of a job that has FAILED.
+2. The job is stopping: the leader lets the ring end. Workers that are in no ring are ended at once,
+   all workers after ``leaderless_s`` without a leader, and otherwise the workers of the ring after
+   a time limit. When no worker is left the job is STOPPED. Of a job that is preempted
+   (:mod:`edl.job.membership`) every worker that runs at the end of its bound is killed.
+3. The last ring has ended: no worker is started any more, and when all have left the job is
+   STOPPED.
+4. A job that cannot begin has FAILED: a script ended with code 0 without `edl.init()`, a worker was
+   refused for a reason that holds for each start of the same command, every first start died, too
+   few workers registered within ``start_timeout_s``, or the hosts that have come within a time
+   limit have too few slots to begin (:mod:`edl.job.resize`).
+5. A job without any worker left has FAILED, or FINISHED if all workers exited with 0. Workers of
+   other launchers count as ended when there is proof of it, or after ``lost_s`` without a sign of
+   them. The job goes on if the workers were killed and there is a checkpoint: new workers continue
+   from it. It does not go on if the script itself ended with errors, or if all workers die again
+   without progress. If the workers were told to end while ZooKeeper was away, the agent that told
+   them records it when ZooKeeper is back; if that agent does not come for ``away_s`` after
+   ZooKeeper, the job is STOPPED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edl.errors import REFUSED_EXIT
+from edl.host.process import STOPPED_EXIT, Process, exit_status, how, how_all, last_words
+from edl.host.restart import end_each, end_processes, is_terminating, why_to_end
+from edl.host.supervision import (
+    EndProcess,
+    JobOutcome,
+    SupervisorDecision,
+    SupervisorLimits,
+    SupervisorState,
+    dead_ring,
+    foreign,
+)
+from edl.job.membership import HALTED_EXIT, halted
+from edl.job.resize import why_too_few
+from edl.job.snapshot import GONE, Snapshot
+from edl.records import Generation, Job, JobState, Stage
+from edl.text import workers
+
+FAILING = 3  # failures of a slot in a row, from which on the cluster takes it away
+TOLD = "the workers were told to end while ZooKeeper was away"
+
+
+def as_the_job_ends(
+    snapshot: Snapshot, own: SupervisorState, now: float
+) -> SupervisorDecision | None:
+    """Return a launcher's decision while the job ends; None while the job goes on."""
+    generation = snapshot.generation
+    if snapshot.job.state.over:
+        return _wind_down(snapshot, own, now)
+    if snapshot.job.state is JobState.STOPPING:
+        return _stop(snapshot, own, now)
+    if generation is not None and not generation.members:
+        reason = generation.reason
+        if not snapshot.members:
+            return SupervisorDecision(reason, outcome=JobOutcome(JobState.STOPPED, reason))
+        to_end = why_to_end(snapshot, own, now)
+        return SupervisorDecision(reason, endings=end_each(to_end, own.limits, now))
+    return None
+
+
+def as_the_job_cannot_go_on(
+    snapshot: Snapshot, own: SupervisorState, now: float
+) -> SupervisorDecision | None:
+    """Return the decision to record the end of a job that cannot go on; None if it can."""
+    outcome = (
+        _cannot_begin(snapshot, own, now)
+        or _too_few_hosts(snapshot, own, now)
+        or _nobody_left(snapshot, own, now)
+    )
+    return None if outcome is None else SupervisorDecision(outcome.reason, outcome=outcome)
+
+
+def result(job: Job, own: SupervisorState) -> int:
+    """Return the exit code of a launcher for `job`, which is over."""
+    if job.state is JobState.FAILED:
+        return job.exit_code
+    # Each agent says whether the last step of a preempted job was saved.
+    if job.state is JobState.STOPPED and job.end_within_s and not job.driver:
+        return job.exit_code or HALTED_EXIT
+    # `edl run ... && evaluate` must not evaluate; who only takes part returns 0.
+    if job.state is JobState.STOPPED and own.is_submitter:
+        return job.exit_code or STOPPED_EXIT
+    late = failed_late(job, own)
+    if late is not None:
+        return exit_status(late.exit_code or 1)
+    return job.exit_code if job.state is JobState.FINISHED else 0
+
+
+def failed_late(job: Job, own: SupervisorState) -> Process | None:
+    """Return the first-started process that failed after `job` had trained its last step."""
+    late = (p for p in own.processes if p.failed_late(own.state_since, job.finished_in))
+    return next(late, None) if job.state is JobState.FINISHED else None
+
+
+def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
+    """Return what a launcher does when the job is over: end its workers, then exit."""
+    job, limits, living = snapshot.job, own.limits, own.living
+    if not living:
+        return SupervisorDecision(f"the job is over: {job.reason}", exit_code=result(job, own))
+    waited = now - own.state_since
+    reason = f"job {job.name} {job.state.phrase}"
+    if job.state is JobState.FAILED:
+        return SupervisorDecision(reason, endings=end_processes(living, limits, now, reason))
+    if _bound_is_over(job, own, now):
+        return SupervisorDecision(reason, endings=_killed(living, job))
+    finished = job.state is JobState.FINISHED
+    patience = limits.finish_s if finished else limits.stop_s
+    evicted = snapshot.evicted  # what such a worker has trained is not the job's
+    late = [p for p in living if waited >= patience or not p.seated or p.worker in evicted]
+    warnings: tuple[str, ...] = ()
+    if finished and waited >= limits.stop_s:
+        names = ", ".join(p.name for p in living)
+        warnings = (f"{names} still running {limits.stop_s:g} s after the job has finished",)
+    reasons = {p: reason if p.worker is None else evicted.get(p.worker, reason) for p in late}
+    return SupervisorDecision(reason, endings=end_each(reasons, limits, now), warnings=warnings)
+
+
+def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
+    """Return what a launcher does while the job is stopping: end workers, or record STOPPED."""
+    living, limits = own.living, own.limits
+    reason = snapshot.job.reason or "the job is asked to stop"
+    if not living and not foreign(snapshot, own):
+        return SupervisorDecision(reason, outcome=stopped_outcome(snapshot, reason))
+    if _bound_is_over(snapshot.job, own, now):
+        return SupervisorDecision(reason, endings=_killed(living, snapshot.job))
+    waited = now - own.state_since
+    patience, quiet = limits.stop_limit_s(snapshot.job), now - max(own.stepped, own.state_since)
+    preempted = bool(snapshot.job.end_within_s)
+    still = [] if preempted else _stuck(snapshot, living, limits, quiet)
+    ending: Sequence[Process] = living
+    if snapshot.generation is None:
+        why = "the job stops before it began"
+    elif still:  # they know that the job stops: SIGTERM would tell them nothing else
+        why = f"the job stops and no step has completed for {quiet:.0f} s"
+        return SupervisorDecision(
+            reason, endings=tuple(EndProcess(p.attempt_id, True, why) for p in still)
+        )
+    elif waited >= patience:
+        why = f"the ring did not end within {patience:g} s"
+    elif snapshot.leader is None and waited >= limits.leaderless_s:
+        why = f"the job stops and nobody has led it for {limits.leaderless_s:g} s"
+    else:
+        ending, why = [p for p in living if p.worker is None], "the job stops before it joined"
+    return SupervisorDecision(reason, endings=end_processes(ending, limits, now, why))
+
+
+def stopped_outcome(snapshot: Snapshot, reason: str) -> JobOutcome:
+    """Return the outcome of a stopping job whose workers have all ended, because of `reason`."""
+    job = snapshot.job
+    if not job.end_within_s:
+        return JobOutcome(JobState.STOPPED, reason)
+    end = halted(reason, snapshot.status.step, job.saved_step, job.checkpoint)
+    return JobOutcome(end.state, end.reason, end.exit_code)
+
+
+def _bound_is_over(job: Job, own: SupervisorState, now: float) -> bool:
+    since = own.preempted_since
+    return since is not None and now - since >= job.end_within_s
+
+
+def _killed(living: Sequence[Process], job: Job) -> tuple[EndProcess, ...]:
+    """Return the orders to kill the processes `living`, because the bound of `job` is over."""
+    why = f"the job is preempted, and its {job.end_within_s:g} s are over"
+    return tuple(EndProcess(process.attempt_id, True, why) for process in living)
+
+
+def _stuck(
+    snapshot: Snapshot, living: Sequence[Process], limits: SupervisorLimits, quiet: float
+) -> list[Process]:
+    """Return the processes that hold up the ring of a stopping job; none while it may step."""
+    usual = snapshot.status.median_step_s
+    limit = min(limits.stop_s, max(limits.stuck_s, limits.stuck_steps * usual))
+    # With a checkpoint a worker may evaluate, which completes no step either.
+    if quiet < (limits.stop_s if snapshot.job.checkpoint else limit):
+        return []
+    stages = {m.attempt_id: m.stage for m in snapshot.members}
+    on_its_way = (Stage.LEAVING, Stage.FINISHED)
+    return [
+        p for p in living if stages.get(p.attempt_id) not in on_its_way and not is_terminating(p)
+    ]
+
+
+def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
+    """Return the outcome FAILED of a job that cannot get its first generation, else None."""
+    processes = own.processes
+    if snapshot.generation is not None or not processes:
+        return None
+    mute = [
+        p for p in processes if p.exit_code == 0 and p.worker is None and p.ending_since is None
+    ]
+    if mute:
+        return JobOutcome(JobState.FAILED, f"{own.script} ended without calling edl.init()", 1)
+    refused = [p for p in processes if p.exit_code == REFUSED_EXIT and p.worker is None]
+    if refused:
+        return JobOutcome(JobState.FAILED, refused[0].termination_message, REFUSED_EXIT)
+    failed = [p for p in processes if p.failed]
+    first_died = not any(p.ready for p in processes) and all(
+        p.failed or p.failures for p in processes
+    )
+    # Workers of other hosts, which may not have registered yet, can begin without this host's.
+    others = not snapshot.job.driver and any(
+        number > len(next((h.failing for h in snapshot.agents if h.name == host), ()))
+        for host, number in snapshot.assigned.hosts.items()
+        if host != own.host
+    )
+    if failed and first_died and not others and not foreign(snapshot, own):
+        died, several = failed[0], len(processes) > 1
+        who = f"all {len(processes)} workers" if several else "the only worker"
+        who = who if several or snapshot.assigned.np == 1 else own.script
+        reason = f"{who} {how_all(failed, several)} before joining the job; {last_words(died)}"
+        return JobOutcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
+    return _too_few_came_up(snapshot, own, now)
+
+
+def failing_slots(own: SupervisorState) -> dict[str, str]:
+    """Return the slots of which no worker is ready after a failure -> why, from the third on."""
+    found, reasons = {}, {}
+    for p in sorted(own.processes, key=lambda p: p.started):
+        found[str(p.slot)] = not p.ready and (p.failed or p.failures > 0)
+        if p.failed:  # kept while the next one starts
+            many = p.failures_now >= FAILING
+            reasons[str(p.slot)] = f"{how_all([p], False)}; {last_words(p)}" if many else ""
+    return {slot: reasons.get(slot, "") for slot, failing in found.items() if failing}
+
+
+def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
+    """Return FAILED if too few workers, of any launcher, registered in time, else None."""
+    processes, limit_s = own.processes, own.limits.start_timeout_s
+    here = sum(p.alive and p.worker is not None for p in processes)
+    usable = here + len(foreign(snapshot, own))
+    late = [p for p in processes if p.started + limit_s <= now]
+    if snapshot.job.sizes.enough(usable) or not late:
+        return None
+    within = f"within {limit_s:g} s (EDL_START_TIMEOUT_S)"
+    unregistered = [p for p in late if p.alive and p.worker is None]
+    if unregistered:
+        names = ", ".join(p.name for p in unregistered)
+        reason = f"{own.script} ({names}) did not call edl.init() {within}"
+        return JobOutcome(JobState.FAILED, reason, 1)
+    died = next((p for p in processes if p.failed), None)
+    if died is None:
+        return None
+    code = died.exit_code or 1
+    reason = (
+        f"{usable} of at least {workers(snapshot.job.sizes.min_np)} came up {within}; {died.name} "
+        f"{how(code)}; {last_words(died)}"
+    )
+    return JobOutcome(JobState.FAILED, reason, exit_status(code))
+
+
+def _too_few_hosts(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
+    """Return FAILED if too few hosts have come for the first ring in time, else None."""
+    # Longer than `start_timeout_s`, after which the leader starts with `min_np` or more.
+    limit_s = own.limits.hosts_limit_s
+    if own.too_few_since is None or now - own.too_few_since < limit_s:
+        return None
+    return JobOutcome(JobState.FAILED, why_too_few(snapshot, limit_s), 1)
+
+
+def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
+    """Return the outcome of a job whose workers have all ended; None if it may yet go on."""
+    generation, mine = snapshot.generation, dead_ring(snapshot, own)
+    if generation is None or not mine:
+        return None
+    if any(p.stopped for p in mine):
+        # The agent that told them to end writes that, if ZooKeeper comes back.
+        late = _dead_for(generation, own, now) >= own.limits.away_s
+        return JobOutcome(JobState.STOPPED, TOLD) if late else None
+    if not _others_are_dead(snapshot, generation, own, now):
+        return None
+    failed = [p for p in mine if p.failed] or [p for p in mine if p.exit_code]
+    if not failed:
+        settled = all(now - (p.exited or 0.0) >= own.limits.settle_s for p in mine)
+        all_well = JobOutcome(JobState.FINISHED, "all workers have exited with code 0")
+        return all_well if settled else None
+    unrecoverable = _why_unrecoverable(snapshot.job, own, failed, now)
+    if unrecoverable is None:
+        return None
+    died = next(filter(_by_an_error, failed), failed[0])
+    if len(generation.members) == 1:
+        who = f"the last worker {how_all(failed, several=False)}"
+    elif len(mine) == len(generation.members):
+        who = f"all workers {how_all(failed, several=True)}"
+    else:
+        who = f"all workers died, {died.name} {how(died.exit_code or 1)}"
+    reason = f"{who}{unrecoverable}; {last_words(died)}"
+    return JobOutcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
+
+
+def ring_is_away(snapshot: Snapshot, own: SupervisorState, now: float) -> bool:
+    """Return whether no worker of the ring is in ZooKeeper, while some may still train."""
+    # A worker that only lost its session opens another soon; till then none could send the state to
+    # a new one.
+    generation = snapshot.generation
+    if generation is None or not dead_ring(snapshot, own):
+        return False
+    return not _others_are_dead(snapshot, generation, own, now)
+
+
+def _others_are_dead(
+    snapshot: Snapshot, generation: Generation, own: SupervisorState, now: float
+) -> bool:
+    """Return whether all ring members of other launchers count as dead, this one's being dead."""
+    gone = {worker for worker, reason in snapshot.evicted.items() if reason.startswith(GONE)}
+    if {p.worker for p in own.processes} | own.ended | gone >= snapshot.state_owners:
+        return True
+    # A worker that only lost its session trains on, and opens another within that time.
+    return _dead_for(generation, own, now) >= own.limits.lost_s
+
+
+def _dead_for(generation: Generation, own: SupervisorState, now: float) -> float:
+    lost = [death.at for death in own.ring_deaths if death.generation == generation.number]
+    return now - lost[0] if lost else 0.0
+
+
+def told_to_end(snapshot: Snapshot, own: SupervisorState) -> bool:
+    """Return whether a ring worker of this launcher has ended because its job was told to end."""
+    # The job may still be *running* in ZooKeeper, which was away then. False again once the others
+    # have repaired their ring without that worker.
+    return any(p.stopped and p.worker in snapshot.state_owners for p in own.processes)
+
+
+def _why_unrecoverable(
+    job: Job, own: SupervisorState, failed: Sequence[Process], now: float
+) -> str | None:
+    """Return a clause why a job whose workers are all dead cannot go on; None if it can."""
+    if all(map(_by_an_error, failed)):
+        return ""  # the script's own errors would come again
+    if job.saved_step < 0:
+        return "; there is no checkpoint to resume from (edl.checkpoint)"
+    same = [death for death in own.ring_deaths if death.saved_step == job.saved_step]
+    if len(same) > own.limits.restarts:
+        return f", {len(same)} times without progress after the checkpoint of step {job.saved_step}"
+    limit = 2 * own.limits.start_timeout_s
+    if same and now - same[-1].at > limit:
+        return f", and no new ones began within {limit:g} s"
+    return None
+
+
+def _by_an_error(process: Process) -> bool:
+    return process.failed and (process.exit_code or 0) > 0

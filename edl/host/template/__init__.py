@@ -1,0 +1,274 @@
+"""The template: a process that has imported what a job's workers import, and forks workers.
+
+A forked worker does not spend seconds on importing its framework. It is a child of the launcher
+with a process group of its own, and behaves like a worker that was started by ``exec``.
+:mod:`edl.host.template.main` is the program of the template process; this module is the
+launcher's side. Its main class, :class:`Template`, is one template process. A launcher uses it by
+:class:`edl.host.template.keeper.TemplateKeeper`, which also replaces a template that has died.
+
+A launcher without a template, or with a template that does not answer, starts its workers by
+``exec``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from edl.host.command import is_own_interpreter
+from edl.host.process import Main, PythonCommand, parse_command
+
+logger = logging.getLogger(__name__)
+
+END_S = 5.0  # for a template that was killed to be gone
+FORK_S = 5.0  # for the template to fork a worker; it takes some 20 ms
+_MAIN = Path(__file__).with_name("main.py")
+_PACKET = 1 << 16
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class TemplateError(Exception):
+    """One template process can fork no more workers, another one might; the text is a clause."""
+
+
+class TemplateRefused(TemplateError):
+    """Workers with the imports of a job cannot be forked from any template."""
+
+
+def why_none(command: Sequence[str], search_path: str | None) -> str:
+    """Return why the workers of `command` cannot be forked from a template; empty if they can."""
+    python = parse_command(command)
+    if python is None:
+        return f"{command[0]} is not Python"
+    if python.main is Main.OTHER:
+        return f"`{' '.join(command[:3])}` runs no script"
+    if python.main is Main.SCRIPT and python.target.endswith(".pyc"):
+        return f"{python.target} is compiled"
+    found = shutil.which(python.program, path=search_path)
+    if found is None or not is_own_interpreter(found):
+        return f"{python.program} is another interpreter than the launcher's, {sys.executable}"
+    return ""
+
+
+class Child:
+    """A child process of this process that `subprocess` has not started, known by its `pid`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._reaping = threading.Lock()
+        self.returncode: int | None = None  # -9: SIGKILL; None: its end was not seen
+
+    def poll(self) -> int | None:
+        """Reap; return the exit code, None while it runs or another thread waits for it."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> int:
+        """Wait until the process has ended, and return its exit code (-N if signal N killed it)."""
+        code = self._reap(0)
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send the signal `number` to the process, unless the process has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # another thread has seen its end
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL to the process unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
+    def _reap(self, options: int) -> int | None:
+        if not self._reaping.acquire(blocking=options != os.WNOHANG):
+            return None  # another thread is about to see its end
+        try:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, options)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
+        finally:
+            self._reaping.release()
+
+
+class Template:
+    """A template process as its launcher's one thread sees it; `look` until it is ready."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        imports: Path,
+        log: Path,
+    ) -> None:
+        self._command, self._cwd = tuple(command), cwd
+        self._process: subprocess.Popen[bytes] | Child
+        self._orphans: set[int] = set()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.ready = False
+        python = _parsed(command)
+        words = [python.program, *python.options, str(_MAIN), str(theirs.fileno()), str(imports)]
+        with theirs, log.open("ab") as output:
+            try:
+                self._process = subprocess.Popen(
+                    words,
+                    cwd=cwd,
+                    env=dict(environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            except OSError:
+                self._control.close()
+                raise
+
+    @classmethod
+    def inherited(cls, command: Sequence[str], cwd: Path, descriptor: int, pid: int) -> Self:
+        """Return the template that this process got when it was forked itself; for tests."""
+        self = cls.__new__(cls)
+        self._command, self._cwd = tuple(command), cwd
+        self._process, self._control = Child(pid), socket.socket(fileno=descriptor)
+        self._orphans = set()
+        self.ready = True
+        return self
+
+    @property
+    def pid(self) -> int:
+        """The pid of the template process."""
+        return self._process.pid
+
+    def look(self) -> None:
+        """Read one message of the template process, if one has come, without a wait."""
+        self._reap_orphans()
+        try:
+            said = self._control.recv(_PACKET, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise TemplateError(f"it does not answer: {error}") from error
+        if not said:
+            raise TemplateError(f"it has ended, with code {self._end()}")
+        message = json.loads(said)
+        if reason := message.get("refused"):
+            raise TemplateRefused(reason)
+        self.ready = True
+
+    def fork(
+        self,
+        environment: Mapping[str, str],
+        log: Path,
+        started: Callable[[int], None],
+        command: Sequence[str] = (),
+        cwd: Path | None = None,
+        gives_template: bool = False,
+    ) -> Child:
+        """Fork a worker, a child of this process, from the template, which must be ready."""
+        python = _parsed(command or self._command)
+        order = {
+            "command": command or self._command,
+            "cwd": str(cwd or self._cwd),
+            "environment": dict(environment),
+            "main": python.main,
+            "target": python.target,
+            "arguments": python.arguments,
+            "template": gives_template,
+        }
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs, log.open("ab") as output, _in_memory(json.dumps(order)) as file:
+            before = _children()
+            try:
+                with _adopting_orphans():
+                    descriptors = [file, output.fileno(), theirs.fileno()]
+                    socket.send_fds(self._control, [b"{}"], descriptors, socket.MSG_DONTWAIT)
+                    theirs.close()
+                    ours.settimeout(FORK_S)
+                    said = ours.recv(_PACKET)
+            except OSError as error:
+                raise TemplateError(f"it has not forked a worker: {error}") from error
+            if not said:
+                raise TemplateError("it has not forked a worker")
+            child = Child(json.loads(said)["pid"])
+            self._orphans |= _children() - before - {child.pid}
+            started(child.pid)
+            with contextlib.suppress(OSError):  # it was killed; its end is seen as any other
+                ours.send(b"{}")
+        return child
+
+    def close(self) -> None:
+        """Kill the template process; the workers that were forked from it go on."""
+        self._control.close()
+        self._end()
+
+    def _reap_orphans(self) -> None:
+        """Reap the children of workers that died during `fork`, which would stay zombies."""
+        for pid in list(self._orphans):
+            try:
+                ended, _ = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                ended = pid
+            if ended:
+                self._orphans.discard(pid)
+
+    def _end(self) -> int | None:
+        """Kill the template process unless it has ended, and return its exit code."""
+        deadline = time.monotonic() + END_S
+        while (code := self._process.poll()) is None and time.monotonic() < deadline:
+            self._process.kill()
+            time.sleep(0.005)
+        return code
+
+
+def _parsed(command: Sequence[str]) -> PythonCommand:
+    python = parse_command(command)
+    assert python is not None
+    return python
+
+
+@contextmanager
+def _in_memory(text: str) -> Iterator[int]:
+    """Return a context manager that gives the descriptor of a file in memory with `text`."""
+    descriptor = os.memfd_create("edl-order", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
+            file.write(text)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _children() -> set[int]:
+    """Return the pids of this process's children; ended ones that were not reaped are included."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended, or an old kernel has no list
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found
+
+
+@contextmanager
+def _adopting_orphans() -> Iterator[None]:
+    """Return a context manager; while it is entered, this process adopts orphaned descendants."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "this system lets no process adopt orphans")
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(0), 0, 0, 0)

@@ -1,0 +1,163 @@
+"""Define a leader's decision about the members of a job, and the time limits of such decisions.
+
+They are :class:`MembershipDecision` and :class:`Limits`; :mod:`edl.job.membership` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from edl.events import DesiredDetails
+from edl.job.borrowing import NO_LEASE_TERMS, LeaseTerms, borrowed_after, reclaims_after
+from edl.job.liveness import Ages
+from edl.job.placement import NO_DEVICES, DeviceSets, Placement, describe_devices
+from edl.job.snapshot import Snapshot
+from edl.records import (
+    Assigned,
+    Desired,
+    Generation,
+    Member,
+    Reclaim,
+    Request,
+    RequestedBy,
+    RingMember,
+    Stage,
+)
+from edl.text import workers
+
+# ------------------------------------------------------------
+# Change how many workers a job shall have: the one way for people, launchers and the leader.
+#
+# The entry point is `set_desired`, which computes a `DesiredChange` and writes nothing.
+#
+# The wanted workers (`desired`) and the ones that the launcher is to start (`assigned`) are two
+# records in ZooKeeper. An agent of `edl run` keeps as many workers as are desired, so there both
+# records change at once, and no reader ever sees one without the other. Where a launcher assigns
+# slots by itself, only `desired` changes.
+#
+# The records are written by `set_desired` and, for the leader, fenced together with the generation,
+# by `carry_out`.
+
+
+@dataclass(frozen=True)
+class DesiredChange:
+    """A change of the desired workers of a job; `bool(change)` is False if nothing changes."""
+
+    before: Desired
+    desired: Desired
+    assigned: Assigned | None = None  # None: it stays, or the launcher assigns by itself
+    assigned_before: Assigned | None = None
+    devices: str = ""  # the changed devices by host, as a clause for the event's sentence
+
+    def __bool__(self) -> bool:
+        return self.desired != self.before
+
+    @property
+    def moves(self) -> bool:
+        """Whether the number of any host changes, and not only a request or the devices."""
+        return dict(self.desired.hosts) != dict(self.before.hosts)
+
+    def starts_from(self, desired: Desired, assigned: Assigned) -> bool:
+        """Return whether the records that the change would overwrite are still as it found them."""
+        return desired == self.before and self.assigned_before in (None, assigned)
+
+    def at(self, at_s: float) -> DesiredChange:
+        """Return a copy of this change with the time `at_s`, in seconds since 1970."""
+        return replace(self, desired=replace(self.desired, at_s=at_s))
+
+    @property
+    def details(self) -> DesiredDetails:
+        """The details of the event that logs the change: who asked, and the numbers by host."""
+        before, after = dict(self.before.hosts), dict(self.desired.hosts)
+        return DesiredDetails(str(self.desired.by), before, after)
+
+    def __str__(self) -> str:  # "edl scale: 2 -> 3 workers wanted (b: 0 -> 1)"
+        before, after = self.before.hosts, self.desired.hosts
+        where = ", ".join(
+            f"{host}: {before.get(host, 0)} -> {after.get(host, 0)}"
+            for host in sorted({*before, *after})
+            if before.get(host, 0) != after.get(host, 0)
+        )
+        now, np = self.desired.reason, self.desired.np
+        size = f"{self.before.np} -> {workers(np)}" if np != self.before.np else workers(np)
+        details = "; ".join(filter(None, (where, self.devices)))
+        return f"{now}: {size} wanted" + (f" ({details})" if details else "")
+
+
+def set_desired(
+    before: Desired,
+    assigned: Assigned,
+    hosts: Placement,
+    by: RequestedBy,
+    why: str,
+    at_s: float = 0.0,  # since 1970; requests to give slots back count from it
+    terms: LeaseTerms = NO_LEASE_TERMS,
+    devices: DeviceSets = NO_DEVICES,
+) -> DesiredChange:
+    """Return the change that makes `hosts` the desired workers; nothing is written to ZooKeeper."""
+    granted = {**assigned.devices, **devices}
+    if dict(hosts) == dict(before.hosts) and granted == dict(assigned.devices):
+        return DesiredChange(before, before)
+    profiled = by is RequestedBy.PROFILE  # a profile restores the size afterwards
+    borrowed = before.borrowed if profiled else borrowed_after(before, hosts, terms)
+    reclaims = reclaims_after(before, hosts, terms, at_s)
+    after = Desired(dict(hosts), by, why, at_s, borrowed, reclaims, before.batch)
+    if assigned.by_slot:
+        return DesiredChange(before, after)
+    follows = replace(assigned, hosts=after.hosts, devices=granted)
+    changed = {host: new for host, new in granted.items() if assigned.devices.get(host) != new}
+    return DesiredChange(before, after, follows, assigned, describe_devices(changed))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The time limits of the leader's decisions about members, in seconds."""
+
+    start_s: float  # the first ring of a job waits for all `np` workers; then `min_np` are enough
+    prepare_s: float  # from a newcomer's registration until it is ready
+    # Ready newcomers wait so long for others that are preparing, and a new leader for agents of
+    # hosts that have none, before it starts a job again after the death of all its workers.
+    gather_s: float
+    leave_grace_s: float  # a worker with SIGTERM that is still needed waits for its replacement
+    notice_s: float  # a ready newcomer notes in its record that it has seen a generation
+    report_s: float  # a worker reports that its ring broke; else it is evicted, if that is safe
+    leave_gather_s: float  # a worker with SIGTERM waits for others of its host to get it, too
+
+
+@dataclass(frozen=True)
+class MembershipDecision:
+    """A decision of the leader about the members of a job, carried out in one transaction."""
+
+    reason: str  # always set, also if there is nothing to do
+    generation: Generation | None = None  # the next generation; None: the newest one stays
+    change: DesiredChange | None = None
+    evict: Mapping[int, str] = field(default_factory=dict)  # the reason, by worker id
+    answers: tuple[Request, ...] = ()  # requests with their answers
+    asks: tuple[Request, ...] = ()  # new requests of the leader, which a later decision answers
+    reclaimed: tuple[Reclaim, ...] = ()  # fulfilled; `change` removes them from the open ones
+    again_s: float | None = None  # when a time limit is over; None: decide as often as usual
+    # The ids of evicted workers that must have a record in ZooKeeper still: without it they have
+    # left as agreed, and the decision is not carried out.
+    registered: frozenset[int] = frozenset()
+
+    @property
+    def acts(self) -> bool:
+        changes = self.generation or self.change or self.evict
+        return bool(changes or self.answers or self.asks)
+
+
+def end_generation(now: Snapshot, term: int, reason: str) -> MembershipDecision:
+    """Return the decision to end the job: all workers leave after the same step."""
+    current = now.generation
+    number, members = (current.number, current.worker_ids) if current else (0, ())
+    return MembershipDecision(reason, Generation(number + 1, term, (), -1, (), members, reason))
+
+
+def ring_member(member: Member) -> RingMember:
+    return RingMember(member.id, member.host, member.slot, member.address, member.port)
+
+
+def is_stuck(member: Member, ages: Ages, limits: Limits) -> bool:
+    age = ages.stage_s.get(member.id, 0.0)
+    return member.stage is Stage.PREPARING and age >= limits.prepare_s

@@ -1,0 +1,451 @@
+"""Decide how many workers each host gets; the entry point is :func:`place_workers`.
+
+Hosts keep the workers that they have. Further ones go to free slots of the hosts in the order of
+their names, and workers are taken from the last hosts by name. The functions change no argument and
+write nothing; the result depends on the arguments only, and never on an order of arrival.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import SupportsIndex
+
+from edl.errors import UsageError
+from edl.events import Event, GenerationDetails, SwitchDetails
+from edl.job.snapshot import Snapshot
+from edl.records import Generation, Host, Job, RingMember, Stage
+from edl.text import counted, in_brackets, verb, workers
+
+Placement = Mapping[str, int]  # workers by host
+
+
+def whole(number: SupportsIndex, least: int | None = None) -> int:
+    """Return a number of workers from a user's program as an int; NumPy's integers are accepted."""
+    # Not a float: a desired number of 2.0 would end all agents that read it.
+    try:
+        count = operator.index(number)
+    except TypeError:
+        raise UsageError(f"{number!r} is no whole number; give an int") from None
+    if least is not None and count < least:
+        raise UsageError(f"{count} workers cannot be added or taken away; give {least} or more")
+    return count
+
+
+def place_workers(
+    job: str, np: int, desired: Placement, hosts: Sequence[Host], by_slot: bool = False
+) -> dict[str, int]:
+    """Return the placement (workers by host) of `np` workers that differs least from `desired`."""
+    slots = {host.name: host.slots for host in hosts}
+    new = {name: max(0, wanted) for name, wanted in sorted(desired.items())}
+    lacking = np - sum(new.values())
+    for name in sorted(slots):
+        added = min(max(0, lacking), max(0, slots[name] - new.get(name, 0)))
+        if added or name in new:
+            new[name] = new.get(name, 0) + added
+        lacking -= added
+    if lacking > 0:
+        raise UsageError(_too_few(job, np, desired, slots, by_slot))
+    # Hosts that are not available lose their workers first.
+    for name in sorted(new, key=lambda name: (name not in slots, name), reverse=True):
+        taken = min(max(0, -lacking), new[name])
+        new[name] -= taken
+        lacking += taken
+    return new
+
+
+def move(
+    now: Snapshot, np: int | None, source: str, target: str, desired: Placement
+) -> dict[str, int]:
+    """Return the desired workers by host after `np` workers (None: all) were moved to another."""
+    job, by_slot = now.job.name, now.assigned.by_slot
+    there, here = desired.get(target, 0), desired.get(source, 0)
+    np = here if np is None else np
+    refusal = f"cannot move {workers(np)} of job {job} from host {source} to host {target}"
+    if source == target:
+        raise UsageError(f"cannot move workers of job {job} from host {source} to itself")
+    if here == 0:
+        used = ", ".join(f"{host}: {wanted}" for host, wanted in sorted(desired.items()) if wanted)
+        raise UsageError(
+            f"cannot move workers of job {job} from host {source}: it has none; the job's workers "
+            f"are on {used or 'no host'}"
+        )
+    if not 1 <= np <= here:
+        raise UsageError(f"{refusal}: --np must lie between 1 and {here}, which {source} has")
+    slots = next((host.slots for host in now.available if host.name == target), None)
+    if slots is None:
+        raise UsageError(f"{refusal}: nobody offers {target}; {to_add(job, by_slot, target)}")
+    if there + np > slots:
+        raise UsageError(
+            f"{refusal}: {target} has {counted(slots, 'slot')} and {there} of them "
+            f"{verb(there)} taken; choose a lower --np, or another host"
+        )
+    new = {**desired, source: here - np, target: there + np}
+    if by_slot and not any(new.get(host, 0) for host, n in now.assigned.hosts.items() if n):
+        raise UsageError(
+            f"cannot move all workers of job {job} from the hosts that it is on: the driver of "
+            "horovodrun wants to keep one of them; leave a worker there with a lower --np"
+        )
+    return new
+
+
+def to_add(job: str, by_slot: bool, host: str = "") -> str:
+    """Return advice on how to let a job use one more host, as a clause of an error message."""
+    if by_slot:
+        return f"let edl-discover offer {host or 'another host'} to horovodrun"
+    named = f" --host {host}" if host else ""
+    return f"add {host or 'a host'} with `edl join --job {job}{named}`"
+
+
+def return_absent(desired: Placement, host: str, here: Mapping[str, int]) -> dict[str, int]:
+    """Return `desired` without the moves of workers to `host` that have not happened yet."""
+    # A host with more workers in the ring than are wanted keeps them until their replacements are
+    # ready: it wants again those that are not on `host` yet.
+    new = dict(desired)
+    for name in sorted({*here} - {host}):
+        lacking = max(0, new.get(host, 0) - here.get(host, 0))
+        kept = min(lacking, max(0, here[name] - new.get(name, 0)))
+        if kept:
+            new |= {host: new[host] - kept, name: new.get(name, 0) + kept}
+    return new
+
+
+def without_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]:
+    """Return the desired workers by host after `host` has left the job."""
+    job, before = now.job, now.desired.hosts
+    here = Counter(member.host for member in (now.generation.members if now.generation else ()))
+    new = dict(desired)
+    for name in here:  # a worker that was asked to leave since then moves nowhere
+        here[name] -= max(0, before.get(name, 0) - desired.get(name, 0))
+    # Hosts that are gone lose their workers, too.
+    for name in (*sorted(set(desired) - now.present_in(desired) - {host}), host):
+        new = {**return_absent(new, name, here), name: 0}
+    left = sum(new.values())
+    others = [one for one in now.agents if one.name != host]
+    enough = job.sizes.enough(left)
+    settled = _settled(job, sum(desired.values()), new, others) if enough else None
+    if settled is None:
+        raise UsageError(
+            f"host {host} cannot leave job {job.name}: {workers(left)} would be left and "
+            f"{job.sizes.refusal(left)}; scale out on other hosts first, or run "
+            f"`edl stop {job.name}`"
+        )
+    return settled
+
+
+def without_slot(
+    now: Snapshot, host: str, given_up: Collection[int], elsewhere: bool = True
+) -> dict[str, int] | None:
+    """Return the desired workers by host after a slot of `host` was disabled; None: too few."""
+    # `given_up` are all disabled slots of `host`. If a worker would fail `elsewhere`, too, none is
+    # added in a free slot.
+    job, desired = now.job, now.desired.hosts
+    fewer = {**desired, host: max(0, desired.get(host, 0) - 1)}
+    usable = [
+        replace(one, slots=one.slots - len(given_up if one.name == host else one.disabled))
+        for one in now.agents
+    ]
+    wanted = now.desired.np if elsewhere else sum(fewer.values())
+    return _settled(job, wanted, fewer, usable)
+
+
+def _settled(
+    job: Job, wanted: int, desired: dict[str, int], hosts: Sequence[Host]
+) -> dict[str, int] | None:
+    """Return `desired`, or a near placement whose number the job may have; None: there is none."""
+    left = sum(desired.values())
+    if job.sizes.allows(left):
+        return desired
+    for size in (wanted, job.sizes.below(left)):
+        with suppress(UsageError):
+            if size is not None and job.sizes.allows(size):
+                return place_workers(job.name, size, desired, hosts)
+    return None
+
+
+def _too_few(job: str, np: int, desired: Placement, slots: Mapping[str, int], by_slot: bool) -> str:
+    """Return the error message for a job that wants more workers than its hosts have slots."""
+    parts = [f"{name}: {count}" for name, count in sorted(slots.items())]
+    gone = sorted(set(desired) - set(slots))
+    missing = "no longer discovered" if by_slot else "without an agent"
+    parts += [f"{name}: {desired[name]} {missing}" for name in gone]
+    capacity = sum(max(count, desired.get(name, 0)) for name, count in slots.items())
+    capacity += sum(desired[name] for name in gone)
+    return (
+        f"cannot scale job {job} to {workers(np)}: its hosts have {counted(capacity, 'slot')} "
+        f"({', '.join(parts) or 'no host'}); {to_add(job, by_slot)}"
+    )
+
+
+# ------------------------------------------------------------
+# Compute a worker's place in a ring, in Horovod's terms, from the members of its generation.
+#
+# The entry point is `topology_of`. All ranks and indices begin at 0.
+
+
+@dataclass(frozen=True)
+class WorkerTopology:
+    """A worker's place in a ring: Horovod's six numbers, and the index of its host."""
+
+    rank: int
+    size: int
+    local_rank: int  # among the workers of its host
+    local_size: int
+    cross_rank: int  # among the hosts that have a worker with the same local rank
+    cross_size: int
+    host_index: int  # among the hosts of the ring, in the order of their first ranks
+
+
+def topology_of(members: Sequence[RingMember], rank: int) -> WorkerTopology:
+    """Return the place of one worker in a ring, in Horovod's terms."""
+    hosts = list(dict.fromkeys(member.host for member in members))
+    by_host = {
+        host: [r for r, member in enumerate(members) if member.host == host] for host in hosts
+    }
+    mine = by_host[members[rank].host]
+    local_rank = mine.index(rank)
+    peers = [host for host in hosts if len(by_host[host]) > local_rank]
+    return WorkerTopology(
+        rank=rank,
+        size=len(members),
+        local_rank=local_rank,
+        local_size=len(mine),
+        cross_rank=peers.index(members[rank].host),
+        cross_size=len(peers),
+        host_index=hosts.index(members[rank].host),
+    )
+
+
+# ------------------------------------------------------------
+# Check and describe which devices of each host a job may use, and place workers as they are asked.
+#
+# `device_sets` checks what a user's program gives, `check_devices` compares it with the workers,
+# and `placed_exactly` computes the placement.
+#
+# The *number of a device* is that of one of the host's slots, from 0; where the host has GPUs, it
+# is the number of a GPU. A job that is limited to devices has a set of them for each of its hosts.
+
+
+DeviceSets = Mapping[str, tuple[int, ...]]  # the numbers of the devices, by host
+
+NO_DEVICES: DeviceSets = {}
+
+
+def device_sets(devices: Mapping[str, Sequence[SupportsIndex]] | None) -> DeviceSets:
+    """Return the devices that a user's program gives for each host, checked and sorted."""
+    if devices is None:
+        return NO_DEVICES
+    if not isinstance(devices, Mapping):
+        raise UsageError(
+            f"the devices are {devices!r}; give the numbers of each host's devices, for example: "
+            '{"a": (0, 1)}'
+        )
+    return {host: _numbers(host, given) for host, given in devices.items()}
+
+
+def check_devices(what: str, hosts: Placement, devices: DeviceSets) -> None:
+    """Raise an error if more workers are placed on a host than it has devices for the job."""
+    for host, np in sorted(hosts.items()) if devices else ():
+        allowed = devices.get(host, ())
+        if np > len(allowed):
+            raise UsageError(
+                f"cannot {what}: {workers(np)} on host {host}, where the job has "
+                f"{counted(len(allowed), 'device')}{in_brackets(allowed)}; give it one device for "
+                "each worker"
+            )
+
+
+def placed_exactly(
+    now: Snapshot, hosts: Placement, devices: DeviceSets, desired: Placement
+) -> dict[str, int]:
+    """Return the placement with exactly `hosts`: all other hosts of the job have no worker."""
+    job = now.job
+    job.sizes.check_scale(job.name, sum(hosts.values()))
+    refusal = f"place workers of job {job.name}"
+    check_devices(refusal, hosts, {**now.assigned.devices, **devices})
+    slots = {host.name: host.slots for host in now.hosts}
+    for host, np in sorted(hosts.items()):
+        if np <= desired.get(host, 0):
+            continue
+        if host not in slots:
+            raise UsageError(
+                f"cannot {refusal}: host {host} is to get {workers(np)} and has no agent; "
+                f"{to_add(job.name, False, host)}"
+            )
+        if np > slots[host]:
+            raise UsageError(
+                f"cannot {refusal}: host {host} is to get {workers(np)} and its agent offers "
+                f"{counted(slots[host], 'slot')}; place fewer workers there"
+            )
+    return {**dict.fromkeys(desired, 0), **hosts}
+
+
+def is_placed(now: Snapshot, hosts: Placement) -> bool:
+    """Return whether a ring trains with the workers of `hosts`, each on a device it may use."""
+    if now.generation is None or workers_of_ring(now) != {h: n for h, n in hosts.items() if n}:
+        return False
+    ring = now.generation.worker_ids
+    there = [member for member in now.members if member.id in ring]
+    entered = [member for member in there if member.generation >= now.generation.number]
+    granted = [m for m in there if now.assigned.grants(m.host, m.used_device)]
+    return len(entered) == len(granted) == len(ring)
+
+
+def workers_of_ring(now: Snapshot) -> dict[str, int]:
+    """Return how many workers of the newest generation each host has, by name of the host."""
+    members = now.generation.members if now.generation is not None else ()
+    return dict(sorted(Counter(member.host for member in members).items()))
+
+
+def describe_devices(devices: DeviceSets) -> str:
+    """Return a clause that names the devices of each host, such as "devices of a: 0, 1"."""
+    return "; ".join(
+        f"devices of {host}: {', '.join(map(str, numbers)) or 'none'}"
+        for host, numbers in sorted(devices.items())
+    )
+
+
+def _numbers(host: str, given: object) -> tuple[int, ...]:
+    """Return the numbers `given` of the devices of `host`, checked and sorted."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise UsageError(
+            f"the devices of host {host} are {given!r}; give their numbers, for example: (0, 1)"
+        )
+    numbers = tuple(sorted(whole(number) for number in given))
+    if numbers and numbers[0] < 0:
+        raise UsageError(f"device {numbers[0]} of host {host} does not exist; the first one is 0")
+    if len(set(numbers)) < len(numbers):
+        twice = ", ".join(map(str, numbers))
+        raise UsageError(f"the devices of host {host} are {twice}; give each of them once")
+    return numbers
+
+
+# ------------------------------------------------------------
+# Tell how far a migration of workers between two hosts is, and how it went.
+#
+# The entry points are `standing` during a migration and `outcome` after it.
+#
+# All is read from the job's records in ZooKeeper. The migration itself follows from the desired
+# workers: the target's agent starts newcomers, the leader keeps the workers that leave the source
+# until the newcomers are ready, and lets all change places in one switch (`membership`). So the
+# migration goes on if the process that asked for it ends. No function here decides about members.
+
+
+@dataclass(frozen=True)
+class Move:
+    """A request to migrate workers between two hosts, and what held when it was made."""
+
+    job: str
+    source: str
+    target: str
+    np: int  # how many workers move
+    desired: Placement  # as the request wrote it to ZooKeeper
+    since: int  # the newest generation then; 0: none
+
+    def __str__(self) -> str:
+        return f"{workers(self.np)} of {self.job} from {self.source} to {self.target}"
+
+
+@dataclass(frozen=True)
+class MigrationStatus:
+    """How far a migration of workers between two hosts has come."""
+
+    done: bool  # both hosts have what is desired now, and all members are in the newest generation
+    there: int  # how many have moved
+    changed: bool  # the desired numbers of the two hosts are not those of the request any more
+    arrived: Mapping[str, int]  # members and newcomers, by host
+    text: str  # for people
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A migration of workers between two hosts that is over. As a text it is a sentence for people.
+
+    Attributes:
+        move: the request to migrate workers.
+        generations: the numbers of the generations in which workers moved, in ascending order.
+        stall_s: for how many seconds in all the switches of the migration held up the workers that
+            stayed; None: not known, or there was no switch.
+        known: whether ``generations`` is complete; if False, the records of some generation were
+            lost.
+    """
+
+    move: Move
+    generations: tuple[int, ...]
+    stall_s: float | None
+    known: bool = True
+
+    def __str__(self) -> str:
+        if not self.generations and not self.known:
+            return f"moved {self.move}; in which switch, the event log does not say"
+        if not self.generations:
+            return f"moved {self.move} without a switch: nobody had begun to move away"
+        numbers = ", ".join(str(number) for number in self.generations)
+        count = len(self.generations)
+        how = "one switch (generation" if count == 1 else f"{count} switches (generations"
+        still = "" if self.stall_s is None else f"; the others stood still for {self.stall_s:.1f} s"
+        return f"moved {self.move} in {how} {numbers}){still}"
+
+
+def standing(move: Move, now: Snapshot) -> MigrationStatus:
+    """Return how far a migration has come; it goes on whatever the result is."""
+    generation, desired = now.generation, now.desired.hosts
+    members = generation.members if generation is not None else ()
+    number = generation.number if generation is not None else 0
+    ring = Counter(member.host for member in members)
+    adopted = {m.id for m in now.members if m.generation >= number}
+    seated = {member.id for member in members}
+    coming = [m for m in now.members if m.generation == 0 and m.id not in {*seated, *now.evicted}]
+    arrived = ring + Counter(m.host for m in coming)
+    target, source = desired.get(move.target, 0), desired.get(move.source, 0)
+    lacking = target - ring[move.target]
+    asked = move.desired.get(move.target, 0)
+    new = max(0, min(move.np, move.np - asked + ring[move.target]))
+    on_way = [m for m in coming if m.host == move.target]
+    absent = max(0, lacking - len(on_way))
+    ready = ("ready" if m.stage is Stage.READY else "preparing" for m in on_way)
+    parts = [f"{m.name} is {stage}" for m, stage in zip(on_way, ready, strict=True)]
+    parts += [f"{absent} to be started"] if absent and not now.job.state.over else []
+    return MigrationStatus(
+        done=lacking <= 0 and ring[move.source] <= source and seated <= adopted,
+        there=new,
+        changed=(source, target) != (move.desired.get(move.source, 0), asked),
+        arrived=arrived,
+        text=f"{new} of {move.np} moved" + (f"; {', '.join(parts)}" if parts else ""),
+    )
+
+
+def outcome(
+    move: Move,
+    events: Sequence[Event],
+    hosts: Mapping[str, str],
+    last: int,
+    seen: Iterable[Generation] = (),  # a leader may have died before it logged its generation
+) -> Migration:
+    """Return how a migration went that was done in generation `last`."""
+    logged = {e.generation: e.details for e in events if isinstance(e.details, GenerationDetails)}
+    written = {n: (one.joined, one.left, one.repair) for n, one in logged.items()}
+    for one in seen:
+        joined, left = (tuple(f"w{worker}" for worker in ids) for ids in (one.joined, one.left))
+        written[one.number] = (joined, left, one.repairs)
+    between = range(move.since + 1, last + 1)
+
+    def moved(joined: Sequence[str], left: Sequence[str], repair: bool) -> bool:
+        if repair:  # the workers that left have died
+            return False
+        came = any(hosts.get(w) == move.target for w in joined)
+        return came or any(hosts.get(w) == move.source for w in left)
+
+    numbers = tuple(n for n in between if n in written and moved(*written[n]))
+    switches = {e.generation: e.details for e in events if isinstance(e.details, SwitchDetails)}
+    known = [stall_s(switches[number]) for number in numbers if number in switches]
+    whole = numbers and len(known) == len(numbers)
+    return Migration(move, numbers, sum(known) if whole else None, written.keys() >= {*between})
+
+
+def stall_s(switch: SwitchDetails) -> float:
+    """Return for how many seconds a switch held up the old member that waited longest."""
+    return max((p.stall_s for p in switch.workers.values() if p.role == "old"), default=0.0)
