@@ -217,14 +217,14 @@ def _past_limit(working: Sequence[Report], step: int, limits: StallLimits) -> di
 
 def _left_in_a_step(reports: Sequence[Report]) -> list[Report]:
     """Return the reports of the workers that left a step for whose gradients other workers wait."""
-    # Such a worker began the step, sent no gradients for it, and waits for the next step's records:
-    # it has sent one record more than those in the step. One that has sent as many as they is in
-    # the step, too; a slow network keeps it waiting.
+    # Such a worker began the step, sent no gradients for it, and waits for the next step's records,
+    # perhaps as it has returned: it has sent one record more than those in the step. One that has
+    # sent as many as they is in the step, too; a slow network keeps it waiting.
     training = [r for r in reports if r.doing == FOR_GRADIENTS]
     if not training or not all(r.waits for r in reports):
         return []
     first, sent = min(r.step for r in training), min(r.records for r in training)
-    waiting = [r for r in reports if r.doing == FOR_RECORDS]
+    waiting = [r for r in reports if r.doing in (FOR_RECORDS, RETURNED)]
     return [r for r in waiting if r.step <= first and r.records > sent]
 
 

@@ -442,6 +442,19 @@ class Job(Run):
         then = self.wait(reached, f"ring of {size} workers", timeout_s)
         return self.wait_for_step(then["step"] + 1, timeout_s)
 
+    def wait_for_eviction(self, timeout_s: float = WAIT_S) -> Status:
+        """Wait until a worker was evicted and no evicted worker is a member; return the status.
+
+        Raises:
+            AssertionError: the job ended before, or ``timeout_s`` seconds are over.
+        """
+
+        def gone(now: Status) -> bool:
+            evicted = {event["worker"] for event in self.events("evicted")}
+            return bool(evicted) and evicted.isdisjoint(member["id"] for member in now["members"])
+
+        return self.wait(gone, "eviction", timeout_s)
+
     def wait_for_step(self, step: int, timeout_s: float = WAIT_S) -> Status:
         """Wait until the job has completed ``step`` steps or more, and return its status.
 

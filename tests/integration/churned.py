@@ -15,7 +15,7 @@ def through_a_join_and_a_kill(job: Run, first_steps: int, restarts: bool = False
     job.scale(3)
     job.wait_for_size(3)
     job.kill(job.leader())
-    job.wait(lambda _: job.events("evicted"), "death")
+    job.wait_for_eviction()
     job.wait_for_size(3)
     if restarts:
         for name in job.members():  # at once: the newest checkpoint goes on

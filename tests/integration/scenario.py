@@ -110,7 +110,7 @@ class Scenario(Job):
             self.scale(size)
             self.wait_for_size(size)
         os.kill(self.members(self.plain())[self.plain()]["pid"], signal.SIGKILL)
-        self.wait(lambda _: self.events("evicted"), "death")
+        self.wait_for_eviction()
         self.wait_for_size(2)
         repair = next(event for event in self.events("generation") if event.get("failures"))
         for parts in self.switch_to(repair["generation"])["workers"].values():

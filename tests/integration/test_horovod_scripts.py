@@ -121,7 +121,7 @@ def test_what_is_trained_since_the_last_commit(tmp_path: Path, zk_hosts: str) ->
         job.scale(2)
         ring_of(job, 2)
         os.kill(job.members(job.leader())[job.leader()]["pid"], signal.SIGKILL)
-        job.wait(lambda _: job.events("evicted"), "death")
+        job.wait_for_eviction()
         reports = job.prove()  # its replacement may come too late
     oldest = max(reports, key=lambda report: len(report["rings"]))
     assert sizes(oldest)[:3] == [2, 3, 2]

@@ -34,7 +34,7 @@ def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
         now = job.wait_for_size(2)
         victim = next(m for m in now["members"] if m["id"] != now["leader"])
         os.kill(victim["pid"], signal.SIGKILL)
-        job.wait(lambda _: job.events("evicted"), "death")
+        job.wait_for_eviction()
         job.hurry()
         assert job.end() == 0, job.describe("it failed")  # its replacement may come too late
         learned(job.output())
@@ -59,7 +59,7 @@ def test_a_loop_2_3_2_and_a_kill(more: list[str], tmp_path: Path, zk_hosts: str)
         job.scale(2)
         job.wait_for_size(2)
         os.kill(job.members(job.plain())[job.plain()]["pid"], signal.SIGKILL)
-        job.wait(lambda _: job.events("evicted"), "death")
+        job.wait_for_eviction()
         job.wait_for_size(2, START_S)
         job.prove(workers=2)
 

@@ -233,7 +233,7 @@ def test_a_slot_that_keeps_failing_stays_empty(tmp_path: Path, zk_hosts: str) ->
         (exited,) = job.events("worker_exited")
     assert [(f["exit_code"], f["slot"], f["termination_message"]) for f in fails] == [
         (3, 1, ""),
-        (1, 1, "ValueError: the disk is full"),
+        (1, 1, "ValueError: the disk is full (failing.py:5)"),
     ]
     assert (exited["exit_code"], exited["slot"]) == (0, 0)
 

@@ -104,7 +104,7 @@ def test_rank_0_dies_and_the_job_ends_after_a_number_of_steps(
         job.wait_for_step(22)
         first = next(each for each in job.members().values() if each["rank"] == 0)
         os.kill(first["pid"], signal.SIGKILL)
-        job.wait(lambda _: job.events("evicted"), "death")
+        job.wait_for_eviction()
         job.wait_for_size(2)
         reports = counted(job, tmp_path)
         shown = job.output()
@@ -129,7 +129,7 @@ def test_a_stream_through_a_join_and_a_death(python: Path, tmp_path: Path, zk_ho
         job.scale(3)
         job.wait_for_size(3)
         job.kill(job.plain())
-        job.wait(lambda _: job.events("evicted"), "death")
+        job.wait_for_eviction()
         job.wait_for_size(3)
         reports = counted(job, tmp_path)
     assert {report["global_step"] for report in reports} == {300}
@@ -284,7 +284,7 @@ def test_a_death_while_labels_are_counted(python: Path, tmp_path: Path, zk_hosts
     def disturb(job: Job) -> None:
         job.wait_for_step(3)
         job.kill(job.plain())
-        job.wait(lambda _: job.events("evicted"), "death")
+        job.wait_for_eviction()
         job.wait_for_size(2)
         job.hurry()
 

@@ -78,7 +78,7 @@ def test_the_next_rank_0_goes_on_in_the_same_folders(tmp_path: Path, zk_hosts: s
         job.wait_for_step(8)  # it has written metrics
         first = job.of_rank(0)
         job.kill(first)
-        job.wait(lambda _: job.events("evicted"), "death")
+        job.wait_for_eviction()
         job.wait_for_size(2)
         second = job.of_rank(0)
         last = job.of_rank(1)
@@ -119,7 +119,7 @@ def test_a_death_in_a_validation(tmp_path: Path, zk_hosts: str) -> None:
         job.until(lambda: all(f"[w{n}] validates" in job.output() for n in range(3)), "validation")
         job.kill(job.of_rank(0))
         hold.unlink()
-        job.wait(lambda _: job.events("evicted"), "death")
+        job.wait_for_eviction()
         reports = job.prove()
     seen = {tuple(epoch["val_seen"] for epoch in report["epochs"]) for report in reports}
     assert (40.0, 60.0) in seen

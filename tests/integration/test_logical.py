@@ -98,7 +98,7 @@ def test_under_horovodrun(tmp_path: Path, zk_hosts: str) -> None:
     with scenario(job_directory, zk_hosts, np=2, max_np=4, kind=UnderHorovodrun, **settings) as job:
         job.wait_for_size(2, 180.0)
         job.process("w1").kill()
-        job.wait(lambda _: job.events("evicted"), "death")
+        job.wait_for_eviction()
         job.scale(3)
         job.wait_for_size(3, 180.0)
         job.hurry()

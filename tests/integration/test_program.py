@@ -77,7 +77,7 @@ def test_a_join_and_the_death_of_rank_0(tmp_path: Path, zk_hosts: str) -> None:
         job.scale(3)
         job.wait_for_size(3)
         job.kill("w0")
-        job.wait(lambda _: job.events("evicted"), "death")
+        job.wait_for_eviction()
         job.wait_for_size(3)
         job.hurry()
         assert job.end(240.0) == 0, job.describe("it failed")

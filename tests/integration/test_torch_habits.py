@@ -45,7 +45,7 @@ def test_a_rate_that_follows_an_evaluation_is_the_same_on_all(
         job.scale(3)
         job.wait_for_size(3)
         job.kill("w1")
-        job.wait(lambda _: job.events("evicted"), "death")
+        job.wait_for_eviction()
         job.wait_for_size(3)
         job.hurry()
         assert job.end() == 0, job.describe("it failed")

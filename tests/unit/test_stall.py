@@ -113,9 +113,10 @@ def test_who_writes_the_last_checkpoint_has_a_limit_of_its_own() -> None:
     assert (found.culprits, dict(found.evict)) == ((0,), {})
 
 
-def test_who_left_in_the_midst_of_a_step_is_given_up() -> None:
+@pytest.mark.parametrize("doing", [WAITS, stall.RETURNED])
+def test_who_left_in_the_midst_of_a_step_is_given_up(doing: str) -> None:
     """It waits for the next step's records, and the others for its gradients of this one."""
-    left = report(1, WAITS, records=8)
+    left = report(1, doing, records=8)
     found = judge([report(0, FOR_GRADIENTS), left, report(2, FOR_GRADIENTS)], 12.0, 40, None)
     assert found.reason.startswith(
         "stalled in step 41: w1 (rank 1, host h) left a loop in the midst of step 41"
