@@ -21,14 +21,38 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
-from edl.errors import ConfigError
+from edl.errors import ConfigError, UsageError
 from edl.secret_file import LEAST_SECRET, read_secret
 from edl.spec import MOST_WAIT_S, JobSettings, Sizes, check_settings, setting
 from edl.spec import variable as variable_of
 
+# ------------------------------------------------------------
+# Read the policy of a job from what a script, a program or a command gives: a file, or its text.
+#
+# The main entry is `read_policy`. The text is not parsed here.
+
+
+def read_policy(policy: str | os.PathLike[str], reader: str) -> tuple[str, str]:
+    """Return the text of a policy, and the name of its source for messages."""
+    if isinstance(policy, str) and "\n" in policy:
+        return policy, reader
+    try:
+        return Path(policy).read_text(), os.fspath(policy)
+    except TypeError:
+        raise UsageError(
+            f"{reader} needs the file of a policy or its text, and was given {policy!r}"
+        ) from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(f"cannot read the policy {os.fspath(policy)}: {why}") from None
+
+
 LOOPBACK = "127.0.0.1"
+
 _INHERITED_TEMPLATE = "EDL_INHERITED_TEMPLATE"  # SOCKET:PROCESS
+
 STATE_VARIABLE = "EDL_STATE_DIR"  # of the agents of `edl host`, whatever a manifest says of HOME
+
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -186,14 +210,18 @@ def misspelled(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 SIMILAR = 0.85  # of difflib's ratio, from 0 to 1
+
 OLD_NAMES = {"borrowed_file": "lent_file"}  # of settings, in older versions of edl
+
 KINDS = (Config, Sizes, JobSettings)
+
 SETTINGS: Mapping[str, tuple[type, Any]] = {
     one.name: (kind, hints[one.name])
     for kind, hints in ((kind, get_type_hints(kind)) for kind in KINDS)
     for one in fields(kind)
     if not (kind is Config and one.name in ("sizes", "job_settings"))
 }
+
 OF_THE_JOB = frozenset(name for name, (kind, _) in SETTINGS.items() if kind is not Config)
 
 

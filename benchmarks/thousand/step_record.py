@@ -10,6 +10,7 @@ from statistics import median
 from benchmarks.page import Section
 from edl.step.ledger import LeasePolicy, Ledger, complete_step, grant, start_epoch
 from edl.step.record import (
+    Slowest,
     StepRecord,
     StepRecords,
     agreed_generation,
@@ -21,7 +22,6 @@ from edl.step.record import (
     wanting_to_stop,
 )
 from edl.step.state_check import split_of
-from edl.step.timing import Slowest
 from edl.step.weighting import Share, weigh
 
 BATCH = 32

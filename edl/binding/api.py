@@ -23,11 +23,11 @@ from typing import Any, SupportsIndex, overload
 from horovod.common.basics import HorovodBasics
 
 from edl.binding.process import current_worker
+from edl.config import read_policy
 from edl.errors import UsageError
 from edl.horovod_build import EDL_CALLS
 from edl.policy.file import CustomRule, PolicyFile, check_sizes, parse_policy
 from edl.policy.hill_climbing import MAX, MEAN, SUM, Votes
-from edl.policy_source import read_policy
 from edl.records import JobPolicy
 from edl.step.weighting import weighted_means
 from edl.worker.worker import Worker

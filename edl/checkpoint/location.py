@@ -15,6 +15,7 @@ Two promises of local files are weaker elsewhere:
 from __future__ import annotations
 
 import errno
+import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,17 @@ from typing import Any, BinaryIO, TypeVar
 from urllib.parse import unquote
 
 from edl.errors import EdlError, UsageError
+
+# ------------------------------------------------------------
+# Find the disk of a file: the place where the disk is mounted (`mount_point`).
+
+
+def mount_point(path: str | Path) -> str:
+    """Return the directory at which the disk of `path` is mounted, such as "/data"."""
+    # Events name it, so that several failures on one full disk are known to be one.
+    found = Path(os.path.realpath(path))
+    return str(next(one for one in (found, *found.parents) if os.path.ismount(one)))
+
 
 _URL = re.compile(r"([a-zA-Z][\w+.-]*)((::[\w+.-]+)*)://")  # also chained: simplecache::s3://
 

@@ -33,7 +33,7 @@ from typing import Any
 
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint
-from edl.checkpoint.location import LOOK_S, Location, RemotePath, looked, modified_s
+from edl.checkpoint.location import LOOK_S, Location, RemotePath, looked, modified_s, mount_point
 from edl.checkpoint.safetensors import nothing
 from edl.checkpoint.writer import (
     CheckpointConfig,
@@ -45,7 +45,6 @@ from edl.checkpoint.writer import (
 from edl.errors import CheckpointError, DataError
 from edl.events import CheckpointRefusedDetails
 from edl.job.state_share import WHOLE_STATE, StateShare
-from edl.mount_point import mount_point
 from edl.step.source import NO_FINGERPRINT, SUBSET, Source
 from edl.text import is_given_name
 

@@ -16,10 +16,10 @@ from edl.cli.figure import draw_history
 from edl.cli.tables import print_table
 from edl.client import Job
 from edl.client.changes import Explanation, stands
+from edl.config import read_policy
 from edl.errors import UsageError
 from edl.figures import check_figure
 from edl.policy.stragglers import Times
-from edl.policy_source import read_policy
 
 ACTIONS = ("show", "set", "off", "resume", "explain", "plot")
 FILES = ("set", "plot")  # that need a file

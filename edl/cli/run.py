@@ -34,6 +34,7 @@ from edl.client.submitting import (
     prepare,
     same_job,
 )
+from edl.config import read_policy
 from edl.errors import CheckpointError, JobExists, UsageError
 from edl.host.address import check_own_name
 from edl.host.agent import Agent
@@ -41,7 +42,6 @@ from edl.host.command import check_command
 from edl.host.host_agent import agent_display, joining_agent, submitter_agent, this_host
 from edl.host.process import AgentEnd, run_exit_code
 from edl.host.process import transparent as run_through_edl
-from edl.policy_source import read_policy
 from edl.records import NO_POLICY, JobPolicy
 from edl.spec import JobSpec
 from edl.zookeeper.access import Access

@@ -125,7 +125,7 @@ def _training_rows(now: JobStatus) -> dict[str, str]:
             f"{now.noise_scale:,.0f} samples{biased}: a larger global batch is worth less and less"
         )
     if now.slowest is not None:
-        from edl.step.timing import SlowestWorker  # it imports NumPy
+        from edl.step.record import SlowestWorker  # it imports NumPy
 
         slow = SlowestWorker(int(now.slowest.removeprefix("w")), now.slowest_s, now.others_s)
         rows["slowest"] = str(slow)

@@ -62,8 +62,8 @@ from edl.errors import (
     nearest,
     some,
 )
-from edl.keys import NONCE_BYTES, derived, seal, unseal
 from edl.record import Record
+from edl.secret_file import NONCE_BYTES, derived, seal, unseal
 from edl.text import counted, verb
 from edl.zookeeper.access import Access, new_secret
 from edl.zookeeper.election import Election, candidate_of

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edl.dashboard.job_watcher import PublishedPage
 from edl.dashboard.view.events import PAGE, EventChoice
-from edl.keys import derived
+from edl.secret_file import derived
 from edl.text import json_text
 
 # ------------------------------------------------------------

@@ -31,7 +31,7 @@ from typing import TypeVar
 import msgspec
 
 from edl.errors import UsageError
-from edl.keys import derived
+from edl.secret_file import derived
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,7 @@ from edl.errors import UsageError
 from edl.huggingface.loaders import TrainingDataLoader
 from edl.huggingface.process_state import follow_rank, goes_first, use_one_gpu, without_wrapper
 from edl.huggingface.refused import refused_plugin
-from edl.torch.api import exchange
-from edl.torch.gathering import reduced, tensors_of_all
+from edl.torch.api import exchange, reduced, tensors_of_all
 from edl.torch.loader import is_shuffled, training_options
 
 PREPARE_FIRST = (

@@ -18,7 +18,7 @@ from transformers.trainer_pt_utils import find_batch_size, nested_concat
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify_detensorize
 
 from edl.binding import process
-from edl.huggingface.messages import from_all
+from edl.huggingface.refused import from_all
 from edl.step.ledger import Span
 from edl.step.order import open_parts, parts_of
 from edl.torch.loader import PASSED_ON

@@ -9,29 +9,63 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edl.torch.api import exchange_objects
+
+# ------------------------------------------------------------
+# Send a small value from rank 0, or from all workers, to all, between two steps.
+
+
+SAME_ORDER = (
+    "all must log, evaluate and save after the same steps; a callback must decide by what is equal "
+    "on all workers, such as state, metrics and logs"
+)
+
+
+def from_all(what: str, value: Any) -> list[Any]:
+    """Return the pickled values of all workers in rank order; `what` names the script's call.
+
+    Before and after the training, and in a warm-up, the answer is this worker's own value. If a
+    worker dies meanwhile, the survivors get the same answer.
+    """
+    return exchange_objects(what, value, SAME_ORDER)
+
+
+def from_rank_0(what: str, value: Any) -> Any:
+    return from_all(what, value)[0]
+
+
 WHOLE_MODEL = "each worker of the job holds the whole model, and edl averages the gradients"
+
 ONE_TRAINING = (
     "an elastic job is one training, which newcomers join; start a job for each of several"
 )
+
 LEAVE_OUT = f"{WHOLE_MODEL}; leave it out"
+
 NO_RETRY = (
     "it begins the training again with a smaller batch, on one worker only; set "
     "per_device_train_batch_size to what fits into the memory of every worker"
 )
+
 IN_ORDER = (
     "batches out of order would break the link between batches and leases, by which each sample is "
     "trained once; leave it out"
 )
+
 SIGTERM_LEAVES = (
     "a worker that gets SIGTERM leaves the job, and the others train on; leave it out, and call "
     "edl.checkpoint(directory) for the end of the whole job"
 )
+
 ONE_SAVES = (
     "rank 0 saves, and may be on another host later; leave it out, and give an output_dir that all "
     "hosts share"
 )
+
 OWN_READS = "each worker reads the samples that it trains; leave it out"
+
 ONE_BATCH = "the batch size is that of one worker; leave it out"
+
 PLUGINS = (
     "deepspeed_plugin",
     "deepspeed_plugins",
@@ -40,6 +74,7 @@ PLUGINS = (
     "torch_tp_plugin",
     "parallelism_config",
 )
+
 UPDATES_EARLY = (
     "it updates parameters inside of backward(), before their gradients are averaged over the "
     "workers; take another optimizer"

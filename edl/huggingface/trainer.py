@@ -27,12 +27,17 @@ from edl.errors import UsageError
 from edl.huggingface.callback import JobCallback
 from edl.huggingface.evaluation import can_share, evaluate_shared
 from edl.huggingface.job_state import TrainerJobState
-from edl.huggingface.label_weights import LabelWeights, divisor
-from edl.huggingface.mean_loss import MeanLoss
-from edl.huggingface.messages import from_all, from_rank_0
+from edl.huggingface.label_weights import LabelWeights, MeanLoss, divisor
 from edl.huggingface.process_state import follow_rank, use_one_device, without_wrapper
-from edl.huggingface.refused import ONE_TRAINING, option_text, refused_model, refused_option
-from edl.torch.schedules import InSamples
+from edl.huggingface.refused import (
+    ONE_TRAINING,
+    from_all,
+    from_rank_0,
+    option_text,
+    refused_model,
+    refused_option,
+)
+from edl.torch.lr_schedules import InSamples
 
 # What the mixin overrides is of the class that follows it in the bases of a subclass.
 Base: Any = transformers.Trainer if TYPE_CHECKING else object

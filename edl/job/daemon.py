@@ -22,6 +22,7 @@ from typing import Any
 
 from edl import __version__
 from edl.chaos import endpoints
+from edl.checkpoint.location import mount_point
 from edl.config import Config
 from edl.errors import ConfigError, CoordinationError, JobFailed, UnknownJob
 from edl.events import Details, Event, LogFailedDetails, LogResumedDetails, ZookeeperBackDetails
@@ -38,7 +39,6 @@ from edl.job.script import UNSERVED_S, ScriptOfJob, as_json, participants, waits
 from edl.job.stall import FOR_COLLECTIVE
 from edl.metric import Sample
 from edl.metrics import WorkerSnapshot, worker_samples
-from edl.mount_point import mount_point
 from edl.policy.scaling_profile import ScalingProfile
 from edl.records import Generation, JobPolicy, JobState, Leader, Member, RingFailure, Stage
 from edl.ring.rendezvous import RendezvousServer

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from edl.binding.api import import_adapter
 
 if TYPE_CHECKING:
-    from edl.lightning.environment import ElasticEnvironment
-    from edl.lightning.strategy import ElasticStrategy
+    from edl.lightning.strategy import ElasticEnvironment, ElasticStrategy
 
 __all__ = ["ElasticEnvironment", "ElasticStrategy"]
 

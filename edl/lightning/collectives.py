@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from edl.errors import UsageError
-from edl.torch.gathering import exchange_objects, reduced
+from edl.torch.api import exchange_objects, reduced
 
 SAME_ORDER = (
     "all workers must log with sync_dist=True, gather and broadcast the same values in the same "

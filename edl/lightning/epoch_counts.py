@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch.optim.lr_scheduler import LRScheduler
 
 from edl.binding.loop import batch_in_epoch
 from edl.binding.process import current_worker
-from edl.step.order import EpochPosition
+from edl.step.order import EpochPosition, UpdateInterval
+from edl.torch.lr_schedules import InSamples, has_own_function, steps_before_samples
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
 
 
 class EpochCounts:
@@ -94,3 +100,44 @@ def old_counts(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of `EpochCounts` for a Trainer's state in a checkpoint of before."""
     # It has a list of `first_batch` at most, which is empty in a training by `max_steps`.
     return {"first_batch": sum(state.get("first_batch", ()))}
+
+
+# ------------------------------------------------------------
+# Let LR schedulers that Lightning steps after updates follow the job: `InBatches`.
+
+
+class InBatches(InSamples):
+    """An LR scheduler that makes as many steps as Lightning with a fixed global batch."""
+
+    def __init__(
+        self, scheduler: LRScheduler, interval: UpdateInterval, counts: EpochCounts
+    ) -> None:
+        super().__init__(scheduler, counts.first_batch)
+        # The state of a scheduler has its steps, but not the function of a LambdaLR: that is made
+        # anew at each start, for the global batch of the workers then.
+        self._own_batch = counts.first_batch if has_own_function(scheduler) else None
+        self._interval = interval
+        self._counts = counts
+
+    def steps_of(self, samples: int) -> int:
+        counts = self._counts
+        batch, limit = counts.first_batch, counts.first_limit
+        if self._own_batch is not None:
+            batch, limit = self._own_batch, counts.limit
+        interval = self._interval._replace(samples=counts.samples, limit=limit)
+        first_epoch = counts.first_epoch
+        if counts.limit is None:
+            made = interval.steps(samples, batch, first_epoch)
+        else:
+            made = interval.limited_steps(counts.position(samples), batch, first_epoch)
+        return steps_before_samples(self.scheduler) + made
+
+
+def accumulated_batches(trainer: Trainer) -> dict[int, int]:
+    """Return how many batches a Trainer accumulates for an update, by the first epoch of each."""
+    found = {0: trainer.accumulate_grad_batches}
+    for each in trainer.callbacks:
+        # It sets the number in the Trainer only when an epoch begins.
+        if any(kind.__name__ == "GradientAccumulationScheduler" for kind in type(each).__mro__):
+            found |= each.scheduling
+    return found

@@ -27,6 +27,7 @@ from edl import config
 from edl.client.changes import checked_policy
 from edl.client.connection import open_session
 from edl.client.submitting import create, host_slots, job_spec, made_up_name, prepare
+from edl.config import read_policy
 from edl.errors import (
     CheckpointError,
     ConfigError,
@@ -43,7 +44,6 @@ from edl.host.output import Output
 from edl.host.process import AgentEnd, AgentResult
 from edl.job.placement import whole
 from edl.job.snapshot import Snapshot
-from edl.policy_source import read_policy
 from edl.program.function_files import FunctionFiles, name_of
 from edl.records import NO_POLICY, Generation, JobPolicy
 from edl.spec import JobSpec, resume_directory

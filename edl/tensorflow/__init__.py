@@ -42,15 +42,15 @@ from edl.binding.process import (
     size,
 )
 from edl.tensorflow import diagnose, elastic, horovod_names
-from edl.tensorflow.api import init, mean, step, track
+from edl.tensorflow.api import gather, init, mean, step, sum, track
 from edl.tensorflow.dataset import Dataset
 from edl.tensorflow.fit import KerasCallback
-from edl.tensorflow.gathering import gather, sum
 from edl.tensorflow.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.tensorflow.horovod_names import DistributedGradientTape
+from edl.tensorflow.lr_schedules import LRSchedule
 from edl.tensorflow.lr_tuner import LRTuner
 from edl.tensorflow.optimizer import Optimizer
-from edl.tensorflow.schedules import LRSchedule
+from edl.tensorflow.replica import load_weights
 from edl.tensorflow.session import (
     Session,
     SessionHook,
@@ -58,7 +58,6 @@ from edl.tensorflow.session import (
     next_batch,
     notify_batch_end,
 )
-from edl.tensorflow.weights import load_weights
 
 __all__ = [
     "Dataset",

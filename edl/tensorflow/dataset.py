@@ -31,9 +31,9 @@ from edl.tensorflow import training
 from edl.tensorflow.collectives import watch_strategies
 from edl.tensorflow.feed import AHEAD, PipelineBatchSource
 from edl.tensorflow.logical import refuse_unlike
-from edl.tensorflow.random_numbers import own_operation_seeds
+from edl.tensorflow.optimizer import as_it_is
+from edl.tensorflow.replica import own_operation_seeds
 from edl.tensorflow.source import PROBES, Collate, Load, cast_like, check_fits, signature_of
-from edl.tensorflow.tape import as_it_is
 from edl.tensorflow.training import LOOP_AFTER_FIT
 
 # What may follow: one element in, one out, in the same order.

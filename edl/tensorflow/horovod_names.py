@@ -62,7 +62,7 @@ from edl.binding.process import cross_rank, cross_size, current_worker, local_si
 from edl.errors import UsageError
 from edl.tensorflow import training
 from edl.tensorflow.batch_norm import SyncBatchNormalization
-from edl.tensorflow.tape import JobTape, as_it_is
+from edl.tensorflow.optimizer import JobTape, as_it_is
 from edl.tensorflow.variables import plain
 
 _TAPE = inspect.signature(_horovod.DistributedGradientTape)
@@ -182,10 +182,10 @@ def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
 def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
     """Return a tape whose ``gradient`` returns the mean gradients over all workers.
 
-    In a script with ``edl.Dataset`` or ``edl.Optimizer`` the tape is a
-    :class:`edl.tensorflow.tape.JobTape`, which weights the workers by their samples. In a script
-    for Horovod, without them, the tape is Horovod's, counts all workers equally, and its
-    ``gradient`` accepts variables of Keras 3, too.
+    In a script with ``edl.Dataset`` or ``edl.Optimizer`` the tape weights the workers by their
+    samples (:class:`~edl.tensorflow.optimizer.JobTape`). In a script for Horovod, without them, the
+    tape is Horovod's, counts all workers equally, and its ``gradient`` accepts variables of Keras
+    3, too.
 
     Args:
         gradtape: the ``tf.GradientTape`` that computes this worker's gradients.

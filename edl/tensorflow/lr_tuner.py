@@ -28,10 +28,10 @@ from edl.binding.lr_tuner import (
 from edl.binding.process import current_worker
 from edl.schedules import EXPLORE
 from edl.tensorflow import training
+from edl.tensorflow.lr_schedules import asked, refuse_beside_policy, scale_momentum, with_inner
 from edl.tensorflow.optimizer import is_elastic
 from edl.tensorflow.probe import Probe, TracedLoss, example_of
 from edl.tensorflow.replica import TensorFlowReplica
-from edl.tensorflow.schedules import asked, refuse_beside_policy, scale_momentum, with_inner
 from edl.worker.loader_steps import Update
 
 NAME = "edl.LRTuner"  # among the tracked objects

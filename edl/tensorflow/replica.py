@@ -7,19 +7,27 @@ How a state is sent, saved and compared is the same for all frameworks
 from __future__ import annotations
 
 import contextlib
+import os
+import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import SeedGenerator, global_seed_generator
+from tensorflow.python.eager import context
 
-from edl.binding.replica import ByteRange, FrameworkReplica, Trackable, few, map_leaves
+from edl.binding.loop import KEPT
+from edl.binding.replica import ByteRange, FrameworkReplica, Trackable, few, map_leaves, of_value
+from edl.checkpoint.location import location
 from edl.checkpoint.safetensors import Blob
+from edl.checkpoint.weights import weights
 from edl.errors import CheckpointError, UsageError
-from edl.tensorflow.digest import digests, size_of
-from edl.tensorflow.random_numbers import is_seed
+from edl.step.source import derived_seed
 from edl.tensorflow.variables import (
     BESIDE,
     CREATED,
@@ -30,6 +38,7 @@ from edl.tensorflow.variables import (
     SnapshotAccess,
     TensorFlowArrays,
     VariableAccess,
+    array_of,
     bytes_of,
     differences,
     dtype_of,
@@ -39,9 +48,215 @@ from edl.tensorflow.variables import (
     variables_of,
 )
 from edl.worker.progress import Receive
+from edl.worker.worker import Worker
+
+# ------------------------------------------------------------
+# Compute the CRC-32 of variables and arrays, by which workers compare their states.
+
+
+def size_of(value: Any) -> int | None:
+    """Return the bytes of a variable or an array; None for another value or an unknown shape."""
+    if isinstance(value, tf.Variable):
+        elements = value.shape.num_elements()
+        return None if elements is None else elements * value.dtype.base_dtype.size
+    return value.nbytes if isinstance(value, np.ndarray) else None
+
+
+def digests(access: VariableAccess, parts: Iterable[ByteRange]) -> dict[str, int]:
+    """Return digests by the names of the values; a value that is not compared is left out."""
+    variables: list[ByteRange] = []
+    others: list[ByteRange] = []
+    for part in parts:
+        (variables if isinstance(part.value, tf.Variable) else others).append(part)
+    values = zip(variables, access.read_parts(variables), strict=True)
+    found = {part.name: of_value(value) for part, value in values}
+    for part in others:
+        array = array_of(part.value)
+        value = part.value if array is None else array
+        found[part.name] = of_value(value, part.start, part.stop)
+    return {name: digest for name, digest in found.items() if digest is not None}
+
+
+# ------------------------------------------------------------
+# Define `edl.tensorflow.load_weights`, which reads what a job has trained.
+#
+# A script that only uses the weights calls it; no job has to run.
+
+
+def load_weights(path: str | os.PathLike[str], model: Any = None) -> dict[str, Array]:
+    """Return the weights in a checkpoint, as arrays by the path or name of their variable.
+
+    No job is needed. Do not write to the arrays. The variables of tracked objects are among them;
+    those of the optimizer are not.
+
+    Args:
+        path: a checkpoint, a directory with checkpoints (the intact one of the highest step is
+            taken), or a file of ``edl checkpoint export``.
+        model: a model, layer or module that has its variables already. The weights are also written
+            to them; weights that it has no variable for are only returned. None: all are only
+            returned.
+
+    Raises:
+        CheckpointError: there is no intact file, or it lacks a variable of the model or has it in
+            another shape; the model is then unchanged.
+        UsageError: the model has no variables (yet).
+    """
+    found = {
+        name: np.frombuffer(blob.data, dtype=dtype_of(blob.dtype)).reshape(blob.shape)
+        for name, blob in weights(location(path)).items()
+    }
+    if model is not None:
+        mine = variables_by_name(variables_of(model) or [])
+        if not mine:
+            raise UsageError("the model has no variables yet; build it before edl.load_weights")
+        if missing := [f"{name} is not there" for name in mine if name not in found]:
+            raise CheckpointError(
+                f"{path} is of another model: {few(missing)}; it has {few(list(found))}. Keras "
+                "numbers the layers that it names itself, as they are made in a process: give the "
+                "layers a name, in both scripts, or make the models in the same order"
+            )
+        if odd := differences(mine, {name: found[name] for name in mine}):
+            raise CheckpointError(f"{path} is of another model: {few(odd)}")
+        EagerAccess().write([(variable, found[name]) for name, variable in mine.items()])
+    return found
+
+
+# ------------------------------------------------------------
+# Seed the random generators of TensorFlow and Keras, so that no two workers draw the same numbers.
+#
+# `loop` decides when. Keras' layers (Dropout, GaussianNoise, augmentation) keep their seed in a
+# variable. That variable is no part of the job's state: a newcomer with the seed of another worker
+# would draw the same numbers.
+
+
+SHARED = "global_seed_generator"  # the name of Keras' attribute for that of keras.random
+
+SEED_STATE = "seed_generator_state"  # the name of a layer's variable for its seed
+
+
+def is_seed(name: str) -> bool:
+    """Return whether a variable, by its name in `variables_by_name`, has a Keras layer's seed."""
+    return name.partition("#")[0].rpartition("/")[2].partition(":")[0] == SEED_STATE
+
+
+def last_seed() -> int:
+    """Return TensorFlow's global seed, which the script or edl has set last; 0: none was set."""
+    return int(context.global_seed() or 0)
+
+
+def set_global_seed(seed: int) -> None:
+    """Set the seed of TensorFlow's next eager operations to one that none was made with."""
+    # `tf.random.set_seed` also drops what TensorFlow has prepared to run each `tf.function`. To
+    # prepare it again took 7 to 12 s for a Keras model of 60 residual blocks on two cores: when a
+    # newcomer joins, all workers would wait for it. Operations that are kept, in a `tf.function` or
+    # of an earlier seed, go on with their sequences.
+    now = context.context()
+    now._seed, now._rng = seed, random.Random(seed)
+
+
+class Seeder:
+    """The generators of TensorFlow and Keras: eager operations, keras.random, and layers."""
+
+    def __init__(
+        self,
+        variables: Callable[[], Iterable[tuple[str, Any]]],
+        warms_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._variables, self._warms_up = variables, warms_up
+        self._has_seeded = False
+        self._shared: Any = None  # the generator of keras.random, of the training thread
+        self._job: _JobGenerator | None = None  # stands in for it between steps
+
+    def read(self) -> int:
+        """Return TensorFlow's global seed."""
+        shared = global_state.get_global_attribute(SHARED)
+        if shared is not None:  # in another thread there is none; set_random_seed() makes another
+            self._shared = shared
+        return last_seed()
+
+    def save(self) -> tuple[Any, Any]:
+        """Return the state of eager operations; keras.random's stays in its generator."""
+        now = context.context()
+        if self._job is None and tf.executing_eagerly():  # at an epoch's start
+            with tf.init_scope():
+                self._shared, self._job = global_seed_generator(), _JobGenerator(seed=0)
+        return now._seed, getattr(now, "_rng", None)  # none before the first seed
+
+    def restore(self, saved: tuple[Any, Any]) -> None:
+        """Set the state of eager operations, and let keras.random draw by its own generator."""
+        now = context.context()
+        now._seed, now._rng = saved
+        if self._shared is not None:
+            vars(self._shared).pop("next", None)
+
+    def seed_between(self, seed: int) -> None:
+        """Let eager operations and keras.random draw by `seed`."""
+        if self._job is None:
+            return
+        if self._warms_up():  # eager operations go on where they were: not with the job's numbers
+            seed = derived_seed(seed, "warm-up")
+        set_global_seed(seed % 2**31)
+        self._job.seed = seed
+        self._shared.next = self._job.next
+
+    def seed(self, seed: int) -> None:
+        """Seed all generators from `seed`; do nothing in a script that builds graphs."""
+        if not tf.executing_eagerly():  # the seeds of a graph are in its operations
+            return
+        # The first call lets each `tf.function` that was traced before begin its sequences again.
+        set_seed = set_global_seed if self._has_seeded else tf.random.set_seed
+        set_seed(seed % 2**31)
+        self._has_seeded = True
+        states = [(name, plain(v)) for name, v in self._variables() if is_seed(name)]
+        shared = global_state.get_global_attribute(SHARED)
+        if shared is not None:
+            states.append(("keras", plain(shared.state)))
+        for name, state in states:
+            value = derived_seed(seed, name, *np.asarray(state.numpy()).tolist())
+            state.assign(seed_state(value, state))
+
+
+class _JobGenerator(SeedGenerator):
+    """A generator of Keras that is seeded where it draws first: an assignment takes 50 µs."""
+
+    seed: int | None = None
+
+    def next(self, ordered: bool = True) -> Any:
+        """Return the next seed of an operation."""
+        if self.seed is not None:
+            with tf.init_scope():
+                self.state.assign(seed_state(self.seed, self.state))
+            self.seed = None
+        return super().next(ordered)
+
+
+def seed_state(seed: int, state: Any) -> Any:
+    """Return `seed` as a value of the variable `state` of a generator of Keras."""
+    return np.array([seed % 2**32, seed >> 32], plain(state).dtype.as_numpy_dtype)
+
+
+@contextmanager
+def own_operation_seeds(worker: Worker) -> Iterator[None]:
+    """Give random operations that are created in a `with` block seeds of this worker's own."""
+    # For functions given to `Dataset.map`, whose operations would draw the same on each worker.
+    now = context.context()
+    first = not worker.warming_up and worker.generation <= 1
+    if worker.same_random or now._seed is None or (first and worker.rank == KEPT):
+        yield
+        return
+    own = ("rank", worker.rank) if first else ("worker", worker.id)
+    seed, numbers = now._seed, now._rng
+    set_global_seed(derived_seed(seed, *own) % 2**31)
+    try:
+        yield
+    finally:
+        now._seed, now._rng = seed, numbers
+
 
 KIND = "tensorflow"
+
 AVERAGES = ("moving_mean", "moving_variance")  # of BatchNormalization
+
 NO_VARIABLES = (
     "edl knows no variables of the model{name}: build it before training begins, and name it: "
     "edl.Optimizer(optimizer, model)"

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.binding.loop import BatchSteps
-from edl.binding.noise import Looked, NoiseMeter
+from edl.binding.reduction import Looked, NoiseMeter
 from edl.binding.replica import StateArrays, of_array
 from edl.job.state_share import WHOLE_STATE, StateShare
 from edl.ring.loopback import LoopbackMember

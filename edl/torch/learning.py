@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from edl.step.weighting import LossTerm, why_no_mean
-from edl.torch.optimizers import Optimizers
+from edl.torch.reduction import Optimizers
 from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)

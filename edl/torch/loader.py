@@ -32,9 +32,9 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
-from edl.binding.data_check import DataCheck, held
 from edl.binding.loop import (
     BatchSteps,
+    DataCheck,
     FirstBatch,
     RandomNumbers,
     asked_batching,
@@ -42,6 +42,7 @@ from edl.binding.loop import (
     attach_source,
     attach_stream,
     batch_in_epoch,
+    held,
     is_numbered,
     stream_of,
 )
@@ -52,7 +53,7 @@ from edl.errors import DataError, UsageError
 from edl.step.engine import Batch
 from edl.step.source import SampleOrder, derived_seed
 from edl.torch.api import begin_loop, begin_piece, end_batch, track, unfinished
-from edl.torch.schedules import check_schedulers, warn_of_a_changed_batch, warn_of_counted_steps
+from edl.torch.lr_schedules import check_schedulers, warn_of_a_changed_batch, warn_of_counted_steps
 from edl.torch.seeding import (
     Items,
     Seeded,

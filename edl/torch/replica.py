@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -28,17 +29,21 @@ from edl.binding.replica import (
     describe,
     few,
     map_leaves,
+    of_bytes,
+    of_value,
     references,
     transfers,
 )
+from edl.checkpoint.location import location
 from edl.checkpoint.safetensors import Blob
+from edl.checkpoint.weights import weights
 from edl.errors import CheckpointError, UsageError
 from edl.ring.ring import CollectiveFailed
 from edl.step.state_check import STEP_VALUE
 from edl.text import counted
 from edl.torch.collectives import broadcast_start, finish
-from edl.torch.digest import digests, size_of
 from edl.torch.gradients import LastStep
+from edl.torch.lr_schedules import Schedulers, load_scheduler, savable, step_values
 from edl.torch.optimizer_state import (
     ComputedOptions,
     Flags,
@@ -59,10 +64,77 @@ from edl.torch.optimizer_state import (
     with_own_options,
     with_plain_names,
 )
-from edl.torch.schedules import Schedulers, load_scheduler, savable, step_values
 from edl.worker.progress import Receive
 
 logger = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------
+# Compute digests of tensors on the device where they are, by `digests`.
+#
+# A digest is a CRC-32, an integer (`replica`). On a device other than the CPU it is that of a
+# 64-bit checksum of the bytes, computed there.
+
+
+CHUNK = 2**22  # elements that are weighted at a time: so much memory a device can spare
+
+PRIME, ODD = 0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D  # from the usual random generators
+
+
+def size_of(value: Any) -> int | None:
+    """Return the size in bytes of `value`, a tensor or NumPy array; None for any other value."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()  # sparse tensors have no nbytes
+    return value.nbytes if isinstance(value, np.ndarray) else None
+
+
+def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
+    """Return the digest of each byte range in `parts`, by the name of the range's value."""
+    found: dict[str, int] = {}
+    sums: dict[torch.device, dict[str, torch.Tensor]] = {}
+    kinds: dict[str, str] = {}
+    for part in parts:
+        name, value = part.name, part.value
+        if not isinstance(value, torch.Tensor):
+            digest = of_value(value, part.start, part.stop)
+        elif value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            digest = None
+        elif value.device.type == "cpu":
+            digest = of_bytes(_kind(value), _bytes_of_part(value, part).numpy())
+        else:
+            digest, kinds[name] = 0, _kind(value)
+            sums.setdefault(value.device, {})[name] = weighted_word_sum(_bytes_of_part(value, part))
+        if digest is not None:
+            found[name] = digest
+    for on_device in sums.values():
+        checksums = torch.stack([*on_device.values()]).tolist()
+        for name, checksum in zip(on_device, checksums, strict=True):
+            found[name] = of_bytes(kinds[name], int(checksum).to_bytes(8, "big", signed=True))
+    return found
+
+
+def weighted_word_sum(data: torch.Tensor) -> torch.Tensor:
+    """Return the sum modulo 2**64 of the 32-bit words of `data`, weighted by their positions."""
+    total = torch.zeros((), dtype=torch.int64, device=data.device)
+    padded = torch.nn.functional.pad(data, (0, -len(data) % 4))
+    if padded.data_ptr() % 4:
+        padded = padded.clone()
+    words = padded.view(torch.int32)
+    for start in range(0, len(words), CHUNK):
+        part = words[start : start + CHUNK].to(torch.int64)
+        weights = torch.arange(start, start + len(part), device=data.device) * PRIME
+        weights = (weights ^ (weights >> 29)) * ODD | 1  # odd, so any change of one word counts
+        total += (part * weights).sum()
+    return total
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
+
+
+def _bytes_of_part(tensor: torch.Tensor, part: ByteRange) -> torch.Tensor:
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return plain.contiguous().reshape(-1).view(torch.uint8)[part.start : part.stop]
 
 
 # ------------------------------------------------------------
@@ -760,3 +832,75 @@ def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float]:
         for index, value in enumerate(step_values(optimizer)):
             values[f"{STEP_VALUE}{f' of scheduler {index}' if index else ''}{of}"] = value
     return rates | values
+
+
+# ------------------------------------------------------------
+# Provide `edl.torch.load_weights`, which loads the trained weights from a job's checkpoint.
+
+
+EXTRA = "_extra_state"  # the last part of the name of what get_extra_state() gives
+
+
+def load_weights(
+    path: str | os.PathLike[str], model: torch.nn.Module | None = None, prefix: str = ""
+) -> dict[str, torch.Tensor]:
+    """Return the weights in a checkpoint, on the CPU, by the names that ``state_dict()`` has.
+
+    It needs no job and no ``edl.init()``.
+
+    Args:
+        path: a checkpoint, a directory with checkpoints (the newest undamaged one is taken), or a
+            file of ``edl checkpoint export``.
+        model: a model into which the weights are loaded, on the device where it is; None: the
+            weights are only returned.
+        prefix: load only names that begin with it, and remove it from them: ``1.`` is for the
+            second of several models, in the order of their optimizers. Empty: load all.
+
+    Raises:
+        CheckpointError: there is no undamaged file, or the model has other names or shapes; the
+            model is then unchanged.
+    """
+    blobs = {
+        name.removeprefix(prefix): map_leaves(value, lambda leaf, _: _on_cpu(leaf))
+        for name, value in weights(location(path)).items()
+        if name.startswith(prefix)
+    }
+    found: dict[str, torch.Tensor] = to_tensors(blobs)
+    if model is not None:
+        _load(model, found, path)
+    return found
+
+
+def _on_cpu(leaf: Any) -> Any:
+    return replace(leaf, kind=KIND, device="cpu") if isinstance(leaf, Blob) else leaf
+
+
+def _load(
+    model: torch.nn.Module, found: Mapping[str, torch.Tensor], path: str | os.PathLike[str]
+) -> None:
+    mine = model.state_dict(keep_vars=True)
+    theirs = {plain_name(name): value for name, value in found.items()}
+    firsts: dict[int, str] = {}  # by id of a tensor: a name of it in the file
+    for name, value in mine.items():
+        if plain_name(name) in theirs:
+            firsts.setdefault(id(value), plain_name(name))
+    wanted = {name: firsts.get(id(value), plain_name(name)) for name, value in mine.items()}
+    wanted |= {name: plain for name in mine if (plain := plain_name(name)) in theirs}
+    passed_over = {plain_name(name) for name, _ in model.named_buffers()}  # in an older checkpoint
+    extra = {name for name in theirs if name.endswith(EXTRA)}
+    odd = (
+        [f"{name} is not there" for name in sorted(mine) if wanted[name] not in theirs]
+        or [
+            f"{name} has shape {tuple(theirs[wanted[name]].shape)} there and "
+            f"{tuple(value.shape)} here"
+            for name, value in sorted(mine.items())
+            if isinstance(value, torch.Tensor) and theirs[wanted[name]].shape != value.shape
+        ]
+        or [
+            f"only it has {name}"
+            for name in sorted(theirs.keys() - {*wanted.values()} - passed_over - extra)
+        ]
+    )
+    if odd:
+        raise CheckpointError(f"{path} is of another model: {few(odd)}")
+    model.load_state_dict({name: theirs[wanted[name]] for name in mine})

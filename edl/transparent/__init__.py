@@ -18,10 +18,10 @@ The same for ``horovod.tensorflow`` and ``horovod.keras``:
 
 1. :mod:`edl.transparent.horovod_tensorflow`, :mod:`edl.transparent.horovod_keras` and
    :mod:`edl.transparent.horovod_callbacks` have Horovod's names.
-2. :mod:`edl.transparent.input_pipeline` remembers how the script makes its ``tf.data`` pipelines,
+2. :mod:`edl.transparent.tensorflow_loop` remembers how the script makes its ``tf.data`` pipelines,
    and trains the samples of all ranks in their order.
-3. :mod:`edl.transparent.keras_fit` is for scripts that train by ``model.fit``, and
-   :mod:`edl.transparent.tape_loop` for those with a loop of their own.
+3. :mod:`edl.transparent.tensorflow_loop` is for scripts that train by ``model.fit``, and
+   :mod:`edl.transparent.tensorflow_loop` for those with a loop of their own.
 
 docs/guides/unchanged-scripts.md and unchanged-scripts-tensorflow.md say what works, and what is
 refused.

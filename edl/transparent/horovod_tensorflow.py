@@ -47,19 +47,17 @@ from edl.binding import process
 from edl.binding.api import absent
 from edl.binding.process import cross_rank, cross_size, is_initialized, local_size, shutdown
 from edl.errors import UsageError
-from edl.tensorflow.random_numbers import last_seed
-from edl.tensorflow.tape import as_it_is
-from edl.transparent.input_pipeline import record_pipelines
-from edl.transparent.keras_fit import replace_fit, script
-from edl.transparent.ranks import (
+from edl.tensorflow.optimizer import as_it_is
+from edl.tensorflow.replica import last_seed
+from edl.transparent.script import (
     Ranks,
     check_collective,
     check_has_ranks,
     check_reduction,
     place_of_root,
 )
-from edl.transparent.ranks import ranks as size
-from edl.transparent.tape_loop import TapeLoop
+from edl.transparent.script import ranks as size
+from edl.transparent.tensorflow_loop import TapeLoop, record_pipelines, replace_fit, script
 
 loop = TapeLoop(script.pipelines, script.exchanges)
 shown = Ranks(

@@ -44,14 +44,12 @@ import edl.torch
 from edl.binding import process
 from edl.binding.process import cross_rank, cross_size, is_initialized, local_size, shutdown
 from edl.errors import UsageError
-from edl.torch.api import reduce_as_horovod
-from edl.torch.gathering import exchange_objects, reduced, tensors_of_all
+from edl.torch.api import exchange_objects, reduce_as_horovod, reduced, tensors_of_all
 from edl.transparent import data_loading
-from edl.transparent.data_loading import loaders, shown
-from edl.transparent.ranks import check_collective, check_has_ranks, check_reduction, place_of_root
-from edl.transparent.ranks import ranks as size
+from edl.transparent.data_loading import ALL_CALL, loaders, model_with, shown
+from edl.transparent.script import check_collective, check_has_ranks, check_reduction, place_of_root
+from edl.transparent.script import ranks as size
 from edl.transparent.training import refuse_gradient
-from edl.transparent.weights import ALL_CALL, model_with
 
 _SIGNATURE = inspect.signature(_DistributedOptimizer)
 _UNCOMPRESSED = inspect.signature(_horovod.allreduce_)  # and of the asynchronous functions

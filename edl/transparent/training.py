@@ -23,8 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 import edl.torch
 from edl.binding.process import current_worker
 from edl.errors import CheckpointError, UsageError
-from edl.transparent.ranks import ranks
-from edl.transparent.script import LoopWatch, ended_behind
+from edl.transparent.script import LoopWatch, ended_behind, ranks
 
 AHEAD = (
     "this worker's script trains epoch {mine} now, and the job is in epoch {job}: a script must "

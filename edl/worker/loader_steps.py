@@ -73,6 +73,8 @@ from edl.step.engine import (
 from edl.step.ledger import Ledger
 from edl.step.noise import UNKNOWN, NoiseScale
 from edl.step.record import (
+    Slowest,
+    SlowestWorker,
     StepRecord,
     StepRecords,
     Stop,
@@ -88,7 +90,6 @@ from edl.step.record import (
     us,
     wanting_to_stop,
 )
-from edl.step.timing import Slowest, SlowestWorker
 from edl.step.weighting import Weights
 from edl.text import workers
 from edl.worker.activity import call_site

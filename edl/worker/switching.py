@@ -53,10 +53,9 @@ from edl.text import workers
 from edl.worker.activity import ends, waits
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import Coordinator
-from edl.worker.mismatch import end_mismatch
 from edl.worker.progress import Receive, TrainingProgress
 from edl.worker.shared_state import SharedState
-from edl.worker.state_check import Shared
+from edl.worker.state_check import Shared, end_mismatch
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from kazoo.security import ACL, OPEN_ACL_UNSAFE, Permissions, make_acl, make_digest_acl
 
-from edl.keys import derived
+from edl.secret_file import derived
 
 OPEN = OPEN_ACL_UNSAFE
 

@@ -110,7 +110,7 @@ layer = keras.layers.BatchNormalization(synchronized=True); layer.build((None, 1
 """
 FAILING = """
 from edl.errors import JobFailed, UsageError
-from edl.tensorflow import pass_exchange
+from edl.tensorflow import batch_norm as pass_exchange
 """
 FAILING_FIT = """
 pass_exchange.exchange_of_step = exchange_of_step
@@ -717,7 +717,7 @@ def exchange_of_step(): raise JobFailed("the job is over")
     ),
     "workers at other layers": (
         """
-from edl.tensorflow.pass_exchange import numbered
+from edl.tensorflow.batch_norm import numbered
 numbered(lambda mine: [mine, np.array([2.0, 0.0]).tobytes()], 1, np.zeros(1))
 """,
         "the workers came to different layers with synchronized=True",
@@ -801,7 +801,7 @@ RIGHT_USES = {
     "synchronized batch normalisation as in one process": (
         """
 import threading
-from edl.tensorflow import pass_exchange
+from edl.tensorflow import batch_norm as pass_exchange
 edl.init(); type(edl.current_worker()._coordinator).is_shared = True
 here = threading.local()  # the exchange and the weight of the worker that this thread is
 pass_exchange.exchange_of_step = lambda: here.worker
@@ -1016,7 +1016,7 @@ assert [fit.until for fit in loader.progress.fits] == [2, 4, 5, 6, 7, 8]
     "a fit that closes its last batch before it waits for the others": (
         """
 from edl.tensorflow import fit
-from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
+from edl.tensorflow.keras_callbacks import EpochMetrics
 order, close, combine = [], fit.end_batch, EpochMetrics.combine
 fit.end_batch = lambda worker: (order.append("closed"), close(worker))
 EpochMetrics.combine = lambda *each: (order.append("combined"), combine(*each))[1]
@@ -1030,8 +1030,8 @@ assert order[:2] == ["closed", "combined"], order
         """
 import inspect
 from types import SimpleNamespace
-from edl.tensorflow.keras_callbacks.metrics import is_additive
-from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
+from edl.tensorflow.keras_callbacks import is_additive
+from edl.tensorflow.keras_callbacks import EpochMetrics
 rng = np.random.default_rng(0)
 labels, ones = rng.integers(0, 3, 23), np.eye(3, dtype=np.float32)
 guesses = rng.dirichlet(np.ones(3), 23).astype(np.float32)
@@ -1089,8 +1089,8 @@ assert history.history["s"] == [4.0], history.history
         """
 import logging
 from types import SimpleNamespace
-from edl.tensorflow.keras_callbacks.metrics import is_additive
-from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
+from edl.tensorflow.keras_callbacks import is_additive
+from edl.tensorflow.keras_callbacks import EpochMetrics
 import pathlib, sys
 folder = tempfile.mkdtemp(); sys.path.insert(0, folder)
 pathlib.Path(folder, "own_metrics.py").write_text('''import keras, numpy as np
@@ -1166,7 +1166,7 @@ wrong = (Largest, InPython, RunningMean, DecayingSum, LargestOfTwice, InAFunctio
 wrong += (Running, ByAnotherName, AlsoInAFunction, Helped, Elsewhere)
 for kind in right + wrong: assert is_additive(kind()) == (kind in right), kind
 said = []
-logging.getLogger("edl.tensorflow.keras_callbacks.metrics").addHandler(
+logging.getLogger("edl.tensorflow.keras_callbacks").addHandler(
     SimpleNamespace(level=0, handle=lambda record: said.append(record.getMessage())))
 for kind, expected in ((Largest, 5.0), (Several, {"a": 5.0, "b": [5.0, 10.0]})):
     metric = kind(name="top"); metric.update_state(None, tf.constant([2.0, 8.0]))
@@ -1199,7 +1199,7 @@ for x, y in (batch for _ in ds.epochs(1) for batch in ds):
     "a metric that a batch for padding makes": (
         """
 from types import SimpleNamespace
-from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
+from edl.tensorflow.keras_callbacks import EpochMetrics
 made = [keras.metrics.Sum() for _ in range(3)]; made[0].update_state(1.0); made[2].update_state(5.0)
 late = keras.metrics.F1Score()
 model = SimpleNamespace(metrics=[made[0], late, made[2]], get_metrics_result=dict)
@@ -1309,7 +1309,7 @@ from types import SimpleNamespace
 from edl.worker.progress import Receive
 from edl.binding.loop import RandomNumbers
 from edl.tensorflow import training
-from edl.tensorflow.random_numbers import Seeder, last_seed, own_operation_seeds
+from edl.tensorflow.replica import Seeder, last_seed, own_operation_seeds
 def drops(model): return float(model(np.ones((1, 64), np.float32), training=True).numpy().sum())
 def made():
     keras.utils.set_random_seed(3)
@@ -1833,7 +1833,7 @@ for stops, steps in (("on_epoch_end", 4), ("on_train_batch_end", 2)):
         """
 import os
 from types import SimpleNamespace
-from edl.tensorflow.keras_callbacks.writers import Saver
+from edl.tensorflow.keras_callbacks import Saver
 folder = tempfile.mkdtemp(); model = network()
 worker = SimpleNamespace(rank=1, warming_up=False)
 best = keras.callbacks.ModelCheckpoint(folder + "/{epoch}.keras", "loss", 0, True, mode="min")
@@ -2113,7 +2113,7 @@ assert edl.step() == 4
     "what workers exchange at the end of an epoch": (
         """
 from edl.errors import UsageError
-from edl.tensorflow.keras_callbacks.order import Met, end_row, job_metrics, met, metrics_row
+from edl.tensorflow.keras_callbacks import Met, end_row, job_metrics, met, metrics_row
 rows = [metrics_row(w, n, {"loss": x}) for w, n, x in ((4, 30, 1.0), (0, 10, 5.0), (2, 0, np.nan))]
 assert job_metrics(rows, ["loss"]) == {"loss": 2.0}
 odd = metrics_row(7, 1, {"loss": 1.0, "val_loss": 2.0})
@@ -2134,8 +2134,8 @@ assert met([end_row(4, True, False), end_row(0, True, False)]) == Met(
     "what callbacks remember": (
         """
 from collections import Counter, deque
-from edl.tensorflow.keras_callbacks.memory import CallbackStates, _Memory
-from edl.tensorflow.keras_callbacks.memory import NoData, value_fingerprint, restored_value, taken
+from edl.tensorflow.keras_callbacks import CallbackStates, _Memory
+from edl.tensorflow.keras_callbacks import NoData, value_fingerprint, restored_value, taken
 mean = keras.metrics.Mean()
 mean.update_state([1.0, 3.0])
 some = {
@@ -2619,7 +2619,7 @@ WRONG_USES |= {
 }
 RESULTS_IN_LOGS = """
 from types import SimpleNamespace
-from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
+from edl.tensorflow.keras_callbacks import EpochMetrics
 class Largest(keras.metrics.Metric):
     edl_additive = False
     def __init__(self, **k):

@@ -202,12 +202,12 @@ def test_a_loop_that_counts_is_refused(loop: str, tmp_path: Path) -> None:
 
 PAST = """
 from types import SimpleNamespace
-from edl.transparent import script, tape_loop
+from edl.transparent import script, tensorflow_loop
 ledger = SimpleNamespace(done=4, finished=False)
 batches = SimpleNamespace(pieces=1, pieces_left=0)
 loader = SimpleNamespace(ledger=ledger, open=False, engine=SimpleNamespace(batches=batches))
-script.current_worker = tape_loop.current_worker = lambda: SimpleNamespace(loader=loader)
-loop = tape_loop.TapeLoop(None, None)
+script.current_worker = tensorflow_loop.current_worker = lambda: SimpleNamespace(loader=loader)
+loop = tensorflow_loop.TapeLoop(None, None)
 loop._loops = loop._epoch = 2  # it has gone through two loops, and the job is in its third epoch
 for loop._warms_up, loop._has_trained in ((False, False), (True, True), (True, False)):
     try:

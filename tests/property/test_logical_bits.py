@@ -28,8 +28,7 @@ from edl.testing.loopback import LoopbackJob, LoopbackWorker
 from edl.torch import logical
 from edl.torch.gradients import LastStep
 from edl.torch.optimizer import listen
-from edl.torch.optimizers import Optimizers
-from edl.torch.reduction import GradientReduction
+from edl.torch.reduction import GradientReduction, Optimizers
 from edl.torch.seeding import TorchGenerators
 
 FEWER = settings(max_examples=max(10, settings().max_examples // 2))

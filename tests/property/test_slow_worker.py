@@ -8,7 +8,7 @@ import numpy as np
 from scenarios import Change, Scenario
 
 from edl.events import Event, EventKind, SlowWorkerDetails
-from edl.step.timing import OF_STEPS, slow
+from edl.step.record import OF_STEPS, slow
 from edl.testing.counting import Counting
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 

@@ -37,11 +37,10 @@ from edl.records import JobState
 from edl.ring.ring import Ring
 from edl.testing.counting import Counted, CountingBatchSource, CountingModel, Vector, source_of
 from edl.testing.loopback import LoopbackWorker
-from edl.torch import gradients, lr_tuner, schedules
+from edl.torch import gradients, lr_schedules, lr_tuner
 from edl.torch.gradients import LastStep
 from edl.torch.optimizer import listen
-from edl.torch.optimizers import Optimizers
-from edl.torch.reduction import GradientReduction
+from edl.torch.reduction import GradientReduction, Optimizers
 from edl.worker.progress import Receive
 from edl.worker.worker import Worker
 
@@ -412,7 +411,7 @@ WORKERS: dict[int, Worker] = {}  # by thread
 
 @pytest.fixture
 def in_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (lr_tuner, schedules):
+    for module in (lr_tuner, lr_schedules):
         monkeypatch.setattr(module, "current_worker", lambda: WORKERS[threading.get_ident()])
     clock = SimpleNamespace(now=0.0)
 

@@ -16,13 +16,13 @@ from test_checkpoints import ALONE, SOURCE, Replica, Start
 from edl.checkpoint import format, store
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Owner
+from edl.checkpoint.location import mount_point
 from edl.config import Config
 from edl.errors import CheckpointError, EdlError
 from edl.events import CheckpointFailedDetails
 from edl.http.server import DaemonServer
 from edl.job.membership import UNSAVED_EXIT, JobEnd
 from edl.job.state_share import WHOLE_STATE
-from edl.mount_point import mount_point
 from edl.records import JobState
 from edl.spec import JobSettings
 from edl.worker.checkpointing import Checkpointing

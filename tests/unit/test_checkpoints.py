@@ -14,7 +14,7 @@ import pytest
 from edl.checkpoint import format as files
 from edl.checkpoint import safetensors
 from edl.checkpoint.format import Owner, owner_of
-from edl.checkpoint.location import Location
+from edl.checkpoint.location import Location, mount_point
 from edl.checkpoint.store import Checkpoints, check_resumable
 from edl.checkpoint.writer import CheckpointConfig, CheckpointPosition, JobRecords
 from edl.config import Config
@@ -22,7 +22,6 @@ from edl.errors import CheckpointError, UsageError
 from edl.events import CheckpointFailedDetails, Details
 from edl.job.script import Arithmetic, DoneFit
 from edl.job.state_share import WHOLE_STATE, StateShare
-from edl.mount_point import mount_point
 from edl.spec import JobSettings
 from edl.step.batching import Batching, logical_batching
 from edl.step.order import TrainingLength

@@ -21,7 +21,7 @@ from edl.cluster.lifecycle import LifeState
 from edl.cluster.manifest import JobManifest
 from edl.cluster.records import HostAssignment, JobAssignment
 from edl.host.process import AgentEnd, AgentResult
-from edl.keys import NONCE_BYTES, derived, seal, unseal
+from edl.secret_file import NONCE_BYTES, derived, seal, unseal
 
 KEY, NONCE = derived("a" * 64, "secrets", "lab"), bytes(range(NONCE_BYTES))
 TOKEN = b"hf_0123456789\n\x00\xff"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edl.binding.data_check import COUNT, DataCheck, held
+from edl.binding.loop import COUNT, DataCheck, held
 from edl.step.state_check import UNSTABLE, StateReport, are_comparable, why_data_differ
 from edl.torch.seeding import read_seeded
 

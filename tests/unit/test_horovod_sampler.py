@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from edl.binding import process
 from edl.torch import elastic
-from edl.torch.sampler import ElasticSampler
+from edl.torch.elastic import ElasticSampler
 
 RINGS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=6)
 

@@ -17,8 +17,8 @@ import torch
 from edl.huggingface.job_state import TrainerJobState
 from edl.huggingface.label_weights import divisor
 from edl.huggingface.refused import refused_model, refused_option, refused_plugin
-from edl.step.label_weights import Counts, batch_factor, step_factor
 from edl.step.order import open_parts, parts_of, steps_left
+from edl.step.weighting import Counts, batch_factor, step_factor
 
 
 def arguments(**changed: Any) -> SimpleNamespace:

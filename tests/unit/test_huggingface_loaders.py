@@ -13,8 +13,8 @@ from torch.optim import lr_scheduler as lr
 import edl.torch
 from edl.huggingface import loaders
 from edl.huggingface.loaders import TrainingDataLoader
-from edl.torch import schedules
-from edl.torch.schedules import InSamples
+from edl.torch import lr_schedules
+from edl.torch.lr_schedules import InSamples
 from edl.worker.loader_steps import Update
 
 SAMPLES, BATCH, WORKERS = 96, 8, 4
@@ -37,7 +37,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
         loader.dataset = dataset
 
     found = Job()
-    for module in (loaders, schedules):
+    for module in (loaders, lr_schedules):
         monkeypatch.setattr(module, "current_worker", lambda: found)
     monkeypatch.setattr(edl.torch.DataLoader, "__init__", init)
     monkeypatch.setattr(edl.torch.DataLoader, "_epochs", lambda *_: iter([0]))

@@ -223,6 +223,17 @@ def test_imports_point_one_way(module: str) -> None:
         assert imported == "__init__.py" or part_of(imported) in allowed, f"{module}: {imported}"
 
 
+@in_each(m for m in MODULES if m.endswith("/__init__.py"))
+def test_no_file_of_a_package_hides_a_name_of_it(module: str) -> None:
+    """Python sets a package's attribute to the file of that name once anything imports it."""
+    folder = module.removesuffix("__init__.py")
+    for node in nodes_of(module):
+        for name in (alias.asname or alias.name for alias in getattr(node, "names", ())):
+            if {f"{folder}{name}.py", f"{folder}{name}/__init__.py"}.intersection(MODULES):
+                assert isinstance(node, ast.ImportFrom)
+                assert f"{node.module}.".startswith(f"{dotted(module)}."), name
+
+
 def test_imports_make_no_circle() -> None:
     """An import within a function or for a type checker counts, too: it only hides a circle."""
     try:

@@ -15,9 +15,8 @@ from edl.errors import UsageError
 from edl.lightning import collectives, loaders
 from edl.lightning.checks import Fit, check_own_steps, why_refused
 from edl.lightning.collectives import StrategyCollectives, operation_of
-from edl.lightning.epoch_counts import EpochCounts
+from edl.lightning.epoch_counts import EpochCounts, InBatches, accumulated_batches
 from edl.lightning.loaders import RankSampler, limited_batches, shared, training_loader
-from edl.lightning.lr_steps import InBatches, accumulated_batches
 from edl.lightning.preparing import PreparationLock
 from edl.step.order import UpdateInterval
 

@@ -12,8 +12,7 @@ from lr_job import elastic_sgd
 from torch.optim import lr_scheduler as lr
 
 from edl.lightning import epoch_counts
-from edl.lightning.epoch_counts import EpochCounts, old_counts
-from edl.lightning.lr_steps import InBatches
+from edl.lightning.epoch_counts import EpochCounts, InBatches, old_counts
 from edl.step.order import EpochPosition, UpdateInterval
 
 

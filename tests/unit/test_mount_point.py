@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edl.mount_point import mount_point
+from edl.checkpoint.location import mount_point
 
 
 def test_it_is_the_nearest_directory_at_which_a_disk_is_mounted(tmp_path: Path) -> None:

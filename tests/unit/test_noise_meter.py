@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from edl.binding.noise import LARGE, PARTS
+from edl.binding.reduction import LARGE, PARTS
 from edl.torch.reduction import TorchNoise
 from edl.worker.progress import GradientNoise
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from edl.errors import UsageError
-from edl.transparent import data_loading, weights
+from edl.transparent import data_loading
+from edl.transparent import data_loading as weights
 from edl.transparent.data_loading import ScriptLoaders
 
 Answers = Callable[[bytes], list[bytes]]

@@ -45,8 +45,7 @@ from edl.step.state_check import (
     undecided,
     why_they_leave,
 )
-from edl.torch.digest import digests, weighted_word_sum
-from edl.torch.replica import TorchReplica
+from edl.torch.replica import TorchReplica, digests, weighted_word_sum
 from edl.worker.progress import LoaderProgress, Receive
 from edl.worker.state_check import StateCheck
 from edl.worker.switching import Switching

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.step.mismatch import Mismatch, find_mismatch, why_mismatch
 from edl.step.record import PAYLOAD_BYTES, StepRecord, StepRecords, Stop
+from edl.step.state_check import Mismatch, find_mismatch, why_mismatch
 
 ROW = StepRecord(1, 40, 0, 2, 8, 0, 0, 1, 0)
 MEAN: dict[str, Any] = {"exchange": 7, "site": 70}

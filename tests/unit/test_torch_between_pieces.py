@@ -72,7 +72,7 @@ def test_a_newcomer_may_have_a_rank_above_those_of_the_script(
     monkeypatch.setattr(process, "_worker", cast(Worker, SimpleNamespace(logical=2, size=2)))
     with pytest.raises(ValueError, match="Invalid rank 2"):
         DistributedSampler(range(4), 2, 2)
-    monkeypatch.setattr("edl.torch.sampler._allows_logical", True)
+    monkeypatch.setattr("edl.torch.elastic._allows_logical", True)
     assert DistributedSampler(range(4), num_replicas=2, rank=rank).rank == min(rank, 1)
     assert DistributedSampler(range(4), 2, rank).rank == min(rank, 1)
     with pytest.raises(ValueError, match="Invalid rank 3"):

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from edl.errors import UsageError
 from edl.torch.gradients import PRESENT, BackwardEnd
-from edl.torch.optimizers import Optimizers
+from edl.torch.reduction import Optimizers
 
 Tensor = torch.Tensor
 

@@ -13,12 +13,11 @@ from test_torch_optimizers import Script, refused, run
 from test_torch_reduction import Job, Worker
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
-from edl.torch import gradients, schedules
+from edl.torch import gradients, lr_schedules
 from edl.torch.gradients import LastStep, after_closure
 from edl.torch.optimizer import _evaluates_again, listen
 from edl.torch.optimizer_state import complete
-from edl.torch.optimizers import Optimizers
-from edl.torch.reduction import GradientReduction
+from edl.torch.reduction import GradientReduction, Optimizers
 from edl.torch.replica import TorchReplica
 from edl.worker.progress import Receive
 
@@ -459,12 +458,12 @@ def test_a_rate_by_samples_is_set_before_the_update_of_both_forms(
     has_closure: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = SimpleNamespace(loader=SimpleNamespace(update=7))
-    monkeypatch.setattr(schedules, "current_worker", lambda: worker)
+    monkeypatch.setattr(lr_schedules, "current_worker", lambda: worker)
     net = torch.nn.Linear(2, 1)
     sam: Any = Sam(net.parameters(), lr=0.5)
     sam.synchronize = lambda: None
     updates: list[Any] = []
-    schedules.before_each_update(sam, updates.append, "edl.LRSchedule")
+    lr_schedules.before_each_update(sam, updates.append, "edl.LRSchedule")
     net(torch.ones(1, 2)).sum().backward()
     if has_closure:
         sam.step(lambda: net(torch.ones(1, 2)).sum().backward())

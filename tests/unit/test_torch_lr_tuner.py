@@ -20,9 +20,9 @@ from edl.binding import lr_tuner as shared
 from edl.errors import UsageError
 from edl.policy.lr_tuner import points
 from edl.schedules import Knee
-from edl.torch import lr_tuner, schedules
+from edl.torch import lr_schedules, lr_tuner
+from edl.torch.lr_schedules import LRSchedule, Schedulers
 from edl.torch.lr_tuner import LRTuner, Probe
-from edl.torch.schedules import LRSchedule, Schedulers
 from edl.worker.loader_steps import Update
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +69,7 @@ class Job:
 def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     found = Job()
     found.trained = 190  # the next update is the first that may be measured
-    for module in (lr_tuner, schedules):
+    for module in (lr_tuner, lr_schedules):
         monkeypatch.setattr(module, "current_worker", lambda: found)
     monkeypatch.setattr(shared, "now_s", lambda: found.now_s)
     return found

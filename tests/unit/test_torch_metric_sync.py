@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from edl.errors import UsageError
-from edl.torch import gathering
-from edl.torch.gathering import reduced_state, sync_metrics
+from edl.torch import api
+from edl.torch.api import reduced_state, sync_metrics
 
 
 class Metric(torch.nn.Module):
@@ -35,8 +35,8 @@ class Other(Metric):
 def others(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Return the messages of the workers after this one, to be filled."""
     messages: list[bytes] = []
-    monkeypatch.setattr(gathering, "current_worker", lambda: None)
-    monkeypatch.setattr(gathering, "exchange", lambda payload: [payload, *messages])
+    monkeypatch.setattr(api, "current_worker", lambda: None)
+    monkeypatch.setattr(api, "exchange", lambda payload: [payload, *messages])
     return messages
 
 
@@ -49,7 +49,7 @@ def test_all_states_are_those_of_all_workers(others: list[bytes]) -> None:
     mine = Metric(1.0, torch.tensor([1, 2]), torch.tensor([3]))
     others += [message(Metric(4.0)), message(Metric(2.0, torch.tensor([4])))]
     sync_metrics(torch.nn.Sequential(torch.nn.Linear(1, 1), mine))
-    assert mine.distributed_available_fn is gathering.exchanges
+    assert mine.distributed_available_fn is api.exchanges
     mine._sync_dist(None, process_group=None)
     assert mine.total.item() == 7.0
     assert mine.seen.tolist() == [1, 2, 3, 4]  # type: ignore[attr-defined]

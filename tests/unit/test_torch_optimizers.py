@@ -17,8 +17,7 @@ from edl.testing.counting import CountingBatchSource
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 from edl.torch.gradients import LastStep
 from edl.torch.optimizer import listen
-from edl.torch.optimizers import Optimizers
-from edl.torch.reduction import GradientReduction
+from edl.torch.reduction import GradientReduction, Optimizers
 
 Tensor = torch.Tensor
 

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import SWALR
 
 from edl.checkpoint import format as files
 from edl.step.state_check import STEP_VALUE
-from edl.torch import schedules
+from edl.torch import lr_schedules
 from edl.torch.replica import TorchReplica
 from edl.worker.progress import Receive
 
@@ -193,7 +193,7 @@ def test_one_that_differs_is_seen() -> None:
 
 
 def test_what_a_plateau_decided_by_is_told_with_the_rates() -> None:
-    schedules.watch_schedulers(lambda: False)
+    lr_schedules.watch_schedulers(lambda: False)
     model = torch.nn.Linear(1, 1)
     sgd = torch.optim.SGD(model.parameters(), 0.5)
     plateau = lr.ReduceLROnPlateau(sgd, patience=0)
@@ -243,7 +243,7 @@ def test_schedulers_of_a_wrapped_optimizer_are_the_jobs() -> None:
     (job, _), (newcomer, scheduler) = made(4), made(0)
     newcomer.load(job.state(), Receive.ALL)
     assert scheduler.last_epoch == 4
-    assert schedules.schedulers_of(Lookahead(scheduler.optimizer)) == [scheduler]
+    assert lr_schedules.schedulers_of(Lookahead(scheduler.optimizer)) == [scheduler]
 
 
 def test_a_state_that_fits_no_scheduler_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -277,10 +277,10 @@ def test_steps_are_counted_and_epochs_or_samples_are_not(
     sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     scheduler = lr.OneCycleLR(sgd, 0.5, total_steps=steps)
     if in_samples:
-        schedules.counts_samples(scheduler)
+        lr_schedules.counts_samples(scheduler)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            schedules.warn_of_counted_steps(epochs=3)
+            lr_schedules.warn_of_counted_steps(epochs=3)
     assert scheduler.total_steps == steps
     expected = [f"OneCycleLR fails after its {steps} steps"] if warned else []
     assert [text.partition(",")[0] for text in caplog.messages] == expected
@@ -290,7 +290,7 @@ def test_steps_are_counted_and_epochs_or_samples_are_not(
 def test_who_counts_steps_is_named_once_the_batch_changes(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedules, "_made", [])  # without those of other tests
+    monkeypatch.setattr(lr_schedules, "_made", [])  # without those of other tests
     sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     by_step, by_epoch = lr.StepLR(sgd, 9), lr.ExponentialLR(sgd, 0.9)
     both = lr.SequentialLR(sgd, [lr.ConstantLR(sgd), lr.LinearLR(sgd)], [3])
@@ -303,7 +303,7 @@ def test_who_counts_steps_is_named_once_the_batch_changes(
     by_epoch.step()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            schedules.warn_of_a_changed_batch(8, 12, epochs=2)
+            lr_schedules.warn_of_a_changed_batch(8, 12, epochs=2)
     named = [text.partition(",")[0] for text in caplog.messages]
     assert named == ["StepLR counts steps", "SequentialLR counts steps"], "not its parts"
     for text in caplog.messages:

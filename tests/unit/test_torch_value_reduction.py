@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from edl.errors import UsageError
-from edl.torch.gathering import reduced
+from edl.torch.api import reduced
 
 
 def values(*numbers: float) -> list[torch.Tensor]:

@@ -8,9 +8,8 @@ import sys
 import pytest
 
 from edl import config
-from edl.binding import tracing
-from edl.step.record import SwitchTimes
-from edl.step.timing import TimedSpan, checkpoint_spans, switch_spans
+from edl.binding import process
+from edl.step.record import SwitchTimes, TimedSpan, checkpoint_spans, switch_spans
 
 END_S = 1000.0
 
@@ -93,7 +92,7 @@ def test_the_variables_of_opentelemetry_decide(
 
 def test_nothing_is_imported_without_them() -> None:
     code = (
-        "import sys; import edl.binding.process as p; import edl.binding.tracing as t\n"
+        "import sys; import edl.binding.process as p; import edl.binding.process as t\n"
         "t.trace_worker(None, None, '')\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
@@ -107,6 +106,6 @@ def test_a_missing_package_is_one_warning(
     """The training goes on without spans."""
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace.export", None)
-    tracing.trace_worker(None, "digits", "")  # type: ignore[arg-type]  # it is not looked at
+    process.trace_worker(None, "digits", "")  # type: ignore[arg-type]  # it is not looked at
     (warning,) = caplog.messages
     assert warning.startswith("no spans are sent to OpenTelemetry: ")

@@ -16,9 +16,9 @@ from edl.errors import UsageError
 from edl.host.process import parse_command, python_script, title, transparent
 from edl.job.script import answer_of, with_payload
 from edl.transparent import data_loading
+from edl.transparent.data_loading import ModelGroup, is_training, model_with, modules_with
 from edl.transparent.script import StepNumbers
 from edl.transparent.training import EpochNumbers, ScriptEpochs
-from edl.transparent.weights import ModelGroup, is_training, model_with, modules_with
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> data_loading.ScriptLoaders:
     """Return the loaders of a script of two ranks in one process."""
     found = data_loading.ScriptLoaders()
     found.model = nn.Linear(1, 1)
-    monkeypatch.setattr("edl.torch.sampler._allows_logical", True)
+    monkeypatch.setattr("edl.torch.elastic._allows_logical", True)
     monkeypatch.setattr(data_loading, "loaders", found)
     monkeypatch.setattr(data_loading, "ranks", lambda: 2)
     monkeypatch.setattr(data_loading.process, "is_initialized", lambda: True)

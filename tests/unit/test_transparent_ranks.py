@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edl.binding import process
-from edl.transparent.ranks import Ranks
+from edl.transparent.script import Ranks
 
 
 class Script:

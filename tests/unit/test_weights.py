@@ -16,8 +16,7 @@ from edl.checkpoint.weights import export_weights, newest
 from edl.cli import checkpoint
 from edl.cli.main import invoke
 from edl.errors import CheckpointError, UsageError
-from edl.torch.replica import TorchReplica
-from edl.torch.weights import load_weights
+from edl.torch.replica import TorchReplica, load_weights
 from edl.worker.progress import Receive
 
 

@@ -34,7 +34,7 @@ from edl.cluster.records import HostAssignment
 from edl.cluster.store import HostOwner
 from edl.errors import UsageError
 from edl.host.adoption import is_known_dead
-from edl.keys import derived
+from edl.secret_file import derived
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import keras
 
-from edl.tensorflow.keras_callbacks.writers import GatedCSV
+from edl.tensorflow.keras_callbacks import GatedCSV
 
 FILE = Path(tempfile.mkdtemp(), "log.csv")
 OLD = "epoch,loss\n0,9.0\n"

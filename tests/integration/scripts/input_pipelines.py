@@ -12,10 +12,10 @@ import edl.tensorflow
 from edl.binding import process
 from edl.errors import UsageError
 from edl.step.order import Batch, Repeat, Shard, Shuffle, Skip, Take
-from edl.tensorflow.random_numbers import last_seed
-from edl.transparent import input_pipeline, keras_fit
-from edl.transparent.input_pipeline import InputPipelines, recorded, undivided, without_shard
+from edl.tensorflow.replica import last_seed
+from edl.transparent import tensorflow_loop
 from edl.transparent.script import ScriptExchange
+from edl.transparent.tensorflow_loop import InputPipelines, recorded, undivided, without_shard
 
 IMAGES, LABELS = np.arange(24.0).reshape(12, 2), np.arange(12)
 
@@ -72,13 +72,13 @@ def steps_of_an_evaluation_are_those_of_all_ranks():
 def fit_and_evaluate_have_the_steps_of_all_ranks():
     part = slices().shard(4, 1).batch(1)
     given = {"x": slices().batch(2), "validation_data": part, "validation_steps": 2}
-    script = keras_fit.KerasScript()
+    script = tensorflow_loop.KerasScript()
     script.pipelines = SimpleNamespace(elastic=lambda x, steps: x)
     script._agreed = lambda callbacks, verbose: ([], verbose)
     arguments = script.arguments(given)
     assert arguments["validation_data"] is without_shard(part)
     assert arguments["validation_steps"] == 8
-    keras_fit.replace_fit()
+    tensorflow_loop.replace_fit()
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(loss="mse")
     batches = []
@@ -114,7 +114,7 @@ def what_fit_was_given_is_named():
         ({"x": Sequence()}, "a Sequence, whose"),
     ):
         with pytest.raises(UsageError, match=f"model.fit was given {what}"):
-            keras_fit.KerasScript().arguments(given)
+            tensorflow_loop.KerasScript().arguments(given)
 
 
 def data_that_differ_have_another_digest():
@@ -147,6 +147,6 @@ def the_seed_of_rank_0_becomes_that_of_all():
 
 
 process.is_initialized = lambda: True
-input_pipeline.ranks = lambda: 4
-input_pipeline.record_pipelines()
+tensorflow_loop.ranks = lambda: 4
+tensorflow_loop.record_pipelines()
 globals()[sys.argv[1]]()

@@ -10,8 +10,8 @@ import pytest
 
 import edl.tensorflow
 from edl.errors import UsageError
-from edl.tensorflow.keras_callbacks.writers import Gated, GatedCSV, standing_in
-from edl.transparent import keras_fit
+from edl.tensorflow.keras_callbacks import Gated, GatedCSV, standing_in
+from edl.transparent import tensorflow_loop
 
 edl.tensorflow.KerasCallback = keras.callbacks.Callback  # it needs a job
 WORKER = SimpleNamespace(rank=1, warming_up=False, fits=SimpleNamespace(has_trained=True))
@@ -32,13 +32,13 @@ class Diary(keras.callbacks.Callback):
 class Plot(Diary):
     def __init__(self):
         super().__init__()
-        self.too_large = bytes(keras_fit.MOST)
+        self.too_large = bytes(tensorflow_loop.MOST)
 
 
 class Archive(keras.callbacks.CSVLogger):
     def __init__(self, path):
         super().__init__(path)
-        self.too_large = bytes(keras_fit.MOST)
+        self.too_large = bytes(tensorflow_loop.MOST)
 
 
 class Stopping(keras.callbacks.EarlyStopping):
@@ -47,8 +47,8 @@ class Stopping(keras.callbacks.EarlyStopping):
 
 def received(*sent, own=()):
     """Return the callbacks of a process whose rank 0 has sent its own to all."""
-    message = pickle.dumps((0, [keras_fit._packed(each) for each in sent]))
-    script = keras_fit.KerasScript()
+    message = pickle.dumps((0, [tensorflow_loop._packed(each) for each in sent]))
+    script = tensorflow_loop.KerasScript()
     script.exchanges = SimpleNamespace(known=lambda _: [message, b""])
     return script._agreed(list(own), 0)[0][:-1]
 
@@ -102,7 +102,7 @@ def what_cannot_be_sent_is_refused_in_true_words():
 
 def fits(*given, others=()):
     """Return the callbacks of a process in each fit, and its script; rank 0 gives ``given``."""
-    first, other = keras_fit.KerasScript(), keras_fit.KerasScript()
+    first, other = tensorflow_loop.KerasScript(), tensorflow_loop.KerasScript()
     sent, found = [], []
     first.exchanges = SimpleNamespace(known=lambda own: [sent.append(own) or own])
     other.exchanges = SimpleNamespace(known=lambda _: [sent[-1]])
@@ -110,7 +110,7 @@ def fits(*given, others=()):
         first._agreed(callbacks, 0)
         found.append(other._agreed([*others], 0)[0][:-1])
         for callback in callbacks:
-            callback.of_model = bytes(keras_fit.MOST)  # set by fit, and too large to be sent
+            callback.of_model = bytes(tensorflow_loop.MOST)  # set by fit, and too large to be sent
     return found, other
 
 
@@ -125,12 +125,12 @@ def a_further_fit_has_the_callbacks_that_rank_0_gives_to_it():
 
 def a_loop_of_fits_sends_its_callbacks_once():
     """All messages of a job have 256 KiB."""
-    script, sent = keras_fit.KerasScript(), []
+    script, sent = tensorflow_loop.KerasScript(), []
     script.exchanges = SimpleNamespace(known=lambda own: [sent.append(own) or own])
     same, paths = Diary(), ["a.keras", "a.keras", "a.keras", "b.keras", "b.keras"]
     for path in paths:
         script._agreed([same, keras.callbacks.ModelCheckpoint(path)], 0)
-        same.of_model = bytes(keras_fit.MOST)  # set by fit
+        same.of_model = bytes(tensorflow_loop.MOST)  # set by fit
     assert [bool(one) for one in sent] == [True, False, False, True, False]
 
 
