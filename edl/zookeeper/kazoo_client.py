@@ -172,5 +172,6 @@ def _shut(client: KazooClient) -> None:
     try:
         client.stop()
         client.close()
-    except (KazooException, OSError) as error:
+    # AttributeError: kazoo's own exit handler has closed the sockets meanwhile.
+    except (KazooException, OSError, AttributeError) as error:
         logger.debug("while closing a ZooKeeper session: %s", error)
