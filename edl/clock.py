@@ -52,16 +52,9 @@ class Clock(Protocol):
 class SystemClock:
     """The clock of this machine, for threads that the operating system schedules."""
 
-    def now_s(self) -> float:
-        """Return the seconds of `time.monotonic()`."""
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """Block the calling thread for `seconds` of real time."""
-        time.sleep(seconds)
-
-    def condition(self) -> Condition:
-        return threading.Condition()
+    now_s = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
+    condition = staticmethod(threading.Condition)
 
 
 SYSTEM = SystemClock()

@@ -32,6 +32,8 @@ and ``averaged``: then this worker has missed a collective that other workers ma
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 
 NAMES = (
@@ -41,6 +43,7 @@ NAMES = (
 )  # fmt: skip
 
 _listeners: list[Callable[[str], None]] = []
+_last: dict[int, tuple[str, float]] = {}
 
 
 def subscribe(listener: Callable[[str], None]) -> None:
@@ -56,5 +59,11 @@ def unsubscribe(listener: Callable[[str], None]) -> None:
 
 def reached(name: str) -> None:
     """Call all listeners, in this thread, with the failpoint `name` that the worker has reached."""
+    _last[threading.get_ident()] = (name, time.monotonic())
     for listener in _listeners:
         listener(name)
+
+
+def last(thread: int) -> tuple[str, float]:
+    """Return the failpoint that a thread has passed last, and when (`time.monotonic()`)."""
+    return _last.get(thread, ("", 0.0))

@@ -53,7 +53,7 @@ class LearningMeter:
         self.wants_loss = True  # the next loss is to be given to `see_loss`; others need not
         # The framework sets it.
         self.learning_rate: Callable[[], float | None] = lambda: None
-        self._due_s = 0.0
+        self.due_s = 0.0  # when the next sample is made, by `completed`
         self._step = 0
         self._rate: float | None = None
         self._read: Callable[[], float | None] | None = None
@@ -78,10 +78,8 @@ class LearningMeter:
         self._step, self._mean, self._rate = step, means[name], rate
 
     def completed(self, step: int, np: int, now_s: float) -> None:
-        """Note that `step` is complete; twice a second, make a sample."""
-        if now_s < self._due_s:
-            return
-        self._due_s, self.wants_loss = now_s + PERIOD_S, True
+        """Make a sample of `step`, which is complete."""
+        self.due_s, self.wants_loss = now_s + PERIOD_S, True
         loss, read, is_mean = self._mean, self._read, self._has_means
         if read is not None:
             with suppress(RuntimeError):  # of a device

@@ -404,11 +404,6 @@ class StepTotals:
         # Its own time, that for which it waited for data, and from its gradients to their mean.
         self.compute_us = self.data_us = self.reduce_us = 0
 
-    def add(self, compute_us: int, data_us: int, reduce_us: int) -> None:
-        self.compute_us += compute_us
-        self.data_us += data_us
-        self.reduce_us += reduce_us
-
 
 # ------------------------------------------------------------
 # Define the parts of a worker's switch to another ring (`SwitchParts`).

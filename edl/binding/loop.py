@@ -28,7 +28,6 @@ from edl.errors import UsageError
 from edl.events import DataSkippedDetails
 from edl.step.batching import Batching, batching, logical_batching
 from edl.step.engine import Batch
-from edl.step.order import TrainingLength
 from edl.step.source import (
     NO_FINGERPRINT,
     SUBSET,
@@ -36,6 +35,7 @@ from edl.step.source import (
     Indices,
     Source,
     StreamSource,
+    TrainingLength,
     derived_seed,
     first_untrained,
 )
@@ -757,13 +757,14 @@ class BatchSteps:
         worker: Worker,
         feed: BatchSource,
         unfinished: Callable[[], str],  # the error if the last batch has got no update
-        end_batch: Callable[[], None] = lambda: None,  # ends a step whose update was skipped
+        end_batch: Callable[[], None] | None = None,  # ends a step whose update was skipped
         numbers: RandomNumbers | None = None,  # None: the script's own seeds stay
     ) -> None:
         self._worker = worker
         self._feed = feed
         self._unfinished = unfinished
-        self._end_batch = worker.finishing.end_batch = end_batch
+        if end_batch is not None:  # else the script's optimizers set it
+            worker.finishing.end_batch = end_batch
         self._numbers = numbers
         self._restarts = -1
         self._warmed_up = False
@@ -868,7 +869,7 @@ class BatchSteps:
     def begin(self) -> bool:
         """Begin a step on the next batch; return True, or False when the epoch is over."""
         worker, feed = self._worker, self._feed
-        self._end_batch()
+        worker.finishing.end_batch()
         if worker.loader.open:
             if not worker.loader.engine.batches.may_grow:
                 raise UsageError(self._unfinished())
@@ -968,7 +969,7 @@ class BatchSteps:
         self._form_again()  # the script may have left an earlier loop by an exception
         self.begin_epoch()
         yield epoch
-        self._end_batch()  # the script may have left its loop in the middle
+        self._worker.finishing.end_batch()  # the script may have left its loop in the middle
         if not self._worker.loader.open and not self._came_to_end:
             end_batch(self._worker)
         self._in_epoch = False

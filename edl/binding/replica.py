@@ -347,8 +347,11 @@ class TrackedCopies:
         }
         # What was once large, such as an average of all weights, is computed from shared weights.
         self._large |= {name for name, state in states.items() if not _is_small(state)}
-        small = {name: state for name, state in states.items() if name not in self._large}
-        self._kept[place] = map_leaves(small, lambda leaf, _: _copied(leaf))
+        self._kept[place] = {
+            name: map_leaves(state, lambda leaf, _: _copied(leaf))
+            for name, state in states.items()
+            if name not in self._large
+        }
         for old in [*self._kept][:-KEPT]:
             del self._kept[old]
 

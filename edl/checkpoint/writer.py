@@ -40,8 +40,7 @@ from edl.errors import CheckpointError, EdlError
 from edl.events import CheckpointDetails, CheckpointFailedDetails, Details
 from edl.job.state_share import WHOLE_STATE, StateShare, parts_limit_s
 from edl.step.ledger import Ledger
-from edl.step.order import NO_LENGTH, TrainingLength
-from edl.step.source import Source
+from edl.step.source import NO_LENGTH, Source, TrainingLength
 
 logger = logging.getLogger(__name__)
 

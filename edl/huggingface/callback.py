@@ -8,7 +8,7 @@ import transformers
 
 import edl.torch.api
 from edl.binding import process
-from edl.step.order import steps_left
+from edl.step.source import steps_left
 
 
 class JobCallback(transformers.TrainerCallback):

@@ -20,7 +20,7 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify
 from edl.binding import process
 from edl.huggingface.refused import from_all
 from edl.step.ledger import Span
-from edl.step.order import open_parts, parts_of
+from edl.step.source import open_parts, parts_of
 from edl.torch.loader import PASSED_ON
 
 # A method of one of these names may add up numbers of its own, which would be of a part only.

@@ -43,7 +43,6 @@ from edl.policy.scaling_profile import ScalingProfile
 from edl.records import Generation, JobPolicy, JobState, Leader, Member, RingFailure, Stage
 from edl.ring.rendezvous import RendezvousServer
 from edl.ring.ring import Ring
-from edl.spec import JobSettings, Sizes
 from edl.worker.activity import ThreadWatch
 from edl.worker.shared_state import SharedState
 from edl.zookeeper.access import Access
@@ -302,6 +301,8 @@ class Daemon:
         if config.job is None or config.zookeeper is None:
             raise CoordinationError("a daemon needs a job and a ZooKeeper")
         self._config = config
+        # Of the job: as `config` has them, and as ZooKeeper has them after `start`.
+        self.settings, self.sizes = config.job_settings, config.sizes
         self._shared = shared
         self._ring = ring
         self._limits = limits
@@ -350,16 +351,6 @@ class Daemon:
         self._awaited_since = 0.0
         self.leave_requested = False  # set by a signal handler, which must take no lock
 
-    @property
-    def settings(self) -> JobSettings:
-        """The job's settings, as `config` has them; after `start`, as ZooKeeper has."""
-        return self._config.job_settings
-
-    @property
-    def sizes(self) -> Sizes:
-        """The numbers of workers that the job may have, as last read from ZooKeeper."""
-        return self._config.sizes
-
     def start(self) -> tuple[Member, Generation | None]:
         """Connect, register this worker (stage PREPARING, a new id), and start the threads."""
         config = self._config
@@ -368,7 +359,7 @@ class Daemon:
         self._session.add_listener(lambda _state: self._wake.set())
         job, generation, _, leader, policy = self._store.watch_generation(self._wake.set)
         self._incarnation = self._store.incarnation
-        self._config = replace(config, sizes=job.sizes, job_settings=job.spec.settings)
+        self.settings, self.sizes = job.spec.settings, job.sizes
         if self.settings.chaos:
             endpoints.add_endpoints(self._server, self._session, self._ring)
         self._ending.add_to(self._server)
@@ -399,7 +390,6 @@ class Daemon:
                 return
             self._stopping = True
         self._wake.set()
-        self._watch.stop()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
         self._server.close()
@@ -603,8 +593,7 @@ class Daemon:
         if generation is not None and generation.number > self._newest:
             self._announce(generation)
         self._shared.job_is(job.state, job.reason)
-        if job.sizes != self._config.sizes:  # as edl-discover may say later
-            self._config = replace(self._config, sizes=job.sizes)
+        self.sizes = job.sizes  # edl-discover may have said others
         self._break_ring_of(self._shared.evicted)
         self._elect(member, job.state, generation, evicted)
 
@@ -686,7 +675,7 @@ class Daemon:
         assert member is not None
         self._shared.learning.taken()  # of steps that the leader before has recorded
         term = LeaderTerm(
-            self._config,
+            replace(self._config, sizes=self.sizes, job_settings=self.settings),
             self._store,
             leadership,
             member.id,

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from edl.binding.loop import batch_in_epoch
 from edl.binding.process import current_worker
-from edl.step.order import EpochPosition, UpdateInterval
+from edl.step.source import EpochPosition, UpdateInterval
 from edl.torch.lr_schedules import InSamples, has_own_function, steps_before_samples
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from edl.binding.process import current_worker
 from edl.errors import UsageError
 from edl.lightning.epoch_counts import EpochCounts, InBatches, accumulated_batches, old_counts
 from edl.lightning.loaders import limited_batches
-from edl.step.order import UNREACHED_STEPS, UpdateInterval
+from edl.step.source import UNREACHED_STEPS, UpdateInterval
 from edl.torch.api import end_batch, is_metric
 
 logger = logging.getLogger(__name__)

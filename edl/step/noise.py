@@ -37,6 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from edl.record import Record
 
@@ -193,7 +194,7 @@ class NoiseScale(Record):
             return self.changes
         return (*self.changes, (update, scale))[-CHANGES_KEPT:]
 
-    @property
+    @cached_property
     def samples(self) -> float | None:
         """The gradient noise scale, as a number of samples; None while it is not known."""
         for index, one in enumerate(self.averages):

@@ -46,7 +46,7 @@ from edl.binding.loop import asked_length, average_buffers, batch_in_epoch, end_
 from edl.errors import UsageError
 from edl.events import TrainingStoppedDetails
 from edl.job.script import DoneFit, FitIsDone
-from edl.step.order import TrainingLength
+from edl.step.source import TrainingLength
 from edl.tensorflow import training
 from edl.tensorflow.collectives import turn_off_xla
 from edl.tensorflow.dataset import ElasticDataset

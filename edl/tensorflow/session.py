@@ -24,7 +24,7 @@ from edl.binding.loop import refuse_logical
 from edl.binding.process import unhiding
 from edl.errors import UsageError
 from edl.events import TrainingStoppedDetails
-from edl.step.order import TrainingLength
+from edl.step.source import TrainingLength
 from edl.tensorflow import training
 from edl.tensorflow.reduction import REDUCED
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from edl.binding import process
-from edl.binding.loop import RandomNumbers, numpy_is_seeded, seed_alike, seed_numpy
+from edl.binding.loop import numpy_is_seeded, seed_alike, seed_numpy
 from edl.binding.process import current_worker
 from edl.binding.reduction import Array, check_rows, check_same_shape, gather_arrays
 from edl.binding.replica import Trackable
@@ -26,12 +26,11 @@ from edl.errors import UsageError
 from edl.torch.collectives import TorchCollectives
 from edl.torch.elastic import refuse_partial_samplers
 from edl.torch.gradients import LastStep, in_microbatches
-from edl.torch.learning import LossLook, watch_losses
 from edl.torch.logical import NO_STEP, arithmetic
+from edl.torch.loss_look import LossLook
 from edl.torch.lr_schedules import watch_schedulers
-from edl.torch.reduction import GradientReduction, Optimizers
-from edl.torch.replica import TorchReplica, see_scalers
-from edl.torch.seeding import seed_torch
+from edl.torch.reduction import GradientReduction, Optimizers, watch_losses
+from edl.torch.replica import TorchReplica, see_scalers, seed_torch
 from edl.torch.sync_batch_norm import synchronise_batch_norm
 
 NO_OPTIMIZER = (
@@ -185,12 +184,6 @@ def _is_between_logical() -> bool:
     return engine.logical and engine.is_open and engine.batches.pieces_left > 0
 
 
-def begin_piece(numbers: RandomNumbers) -> None:
-    """Prepare for the pass on a batch, whose samples the script gets now."""
-    if (optimizers := _of_this_job()) is not None:
-        optimizers.begin_piece(numbers)
-
-
 def exchanges() -> bool:
     """Return whether `exchange` asks other workers: the job trains, and has several."""
     worker = current_worker()
@@ -274,10 +267,6 @@ def _of_this_job() -> Optimizers | None:
     if _optimizers is None or _optimizers.worker is not current_worker():
         return None  # at a prompt there may be those of an earlier job
     return _optimizers
-
-
-# ------------------------------------------------------------
-# Gather or add up tensors of all workers: `edl.gather`, `edl.gather_each`, `edl.sum`.
 
 
 # ------------------------------------------------------------

@@ -42,8 +42,7 @@ from edl.ring.ring import CollectiveFailed
 from edl.step.weighting import Weights
 from edl.torch.collectives import average_start, finish
 from edl.torch.gradients import Gradient
-from edl.torch.optimizer_state import option_numbers
-from edl.torch.replica import digests, rates_of, size_of
+from edl.torch.replica import digests, option_numbers, rates_of, size_of
 from edl.worker.worker import Worker
 
 # ------------------------------------------------------------

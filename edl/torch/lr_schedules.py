@@ -31,7 +31,7 @@ from edl.binding.replica import PLAIN, map_leaves
 from edl.errors import UsageError
 from edl.record import dict_of_kind, kind_of_dict
 from edl.schedules import Constant, Scaling, Schedule
-from edl.step.order import StepInterval
+from edl.step.source import StepInterval
 from edl.torch.gradients import Arguments, after_closure
 from edl.torch.optimizer_state import can_save, stepping, with_inner_optimizers
 from edl.worker.loader_steps import Update

@@ -28,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import operator
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -136,7 +137,7 @@ class Optimizers:
     """All optimizers of the script, by their reductions, in the order of their creation."""
 
     def __init__(self, worker: Worker) -> None:
-        self.worker = worker
+        self.worker, self._thread = worker, threading.get_ident()
         # More than one, or one that takes two backward passes for an update.
         self.several = False  # no property: it is read once for each parameter
         # Of logical workers: gradients stay local until `step()`, as with Horovod's optimizer.
@@ -150,7 +151,8 @@ class Optimizers:
         self._numbers: RandomNumbers | None = None
         self._owners: dict[torch.nn.Parameter, OptimizerReduction] = {}
         self.backward_end = BackwardEnd(self._backward_ended)
-        worker.loader.on_reduced = self._reduced
+        worker.loader.on_reduced, worker.loader.on_pass = self._reduced, self.begin_piece
+        worker.finishing.end_batch = self.end_batch
 
     def add(self, reduction: OptimizerReduction, two_passes: bool = False) -> None:
         """Add the reduction of one more optimizer."""
@@ -214,7 +216,9 @@ class Optimizers:
         if self.several:
             for reduction in self._reductions:
                 reduction.refuse_changed()
-        with activity.training_here():
+        # Autograd may call this in a thread of its own, which is then the training thread.
+        in_script = threading.get_ident() == self._thread
+        with contextlib.nullcontext() if in_script else activity.training_here():
             for reduction in self._reductions:  # in an order that is the same on all workers
                 if reduction in computed:
                     reduction.backward_ended()
@@ -496,7 +500,9 @@ class GradientReduction:
         self.accumulation = Accumulation(self._worker, self._reduction, passes_per_step)
         self._noise = TorchNoise(self._worker, optimizer, optimizers.loss_scale)
         self._suffix = str(self._reduction.number or "")  # the end of the names of collectives
-        self._logical = LogicalSums(self._worker, model, self._suffix, passes_per_step)
+        self._logical: LogicalSums | None = None  # None: the job has no logical workers
+        if self._worker.logical:
+            self._logical = LogicalSums(self._worker, model, self._suffix, passes_per_step)
         self._means: Means | None = None  # of logical workers
         optimizers.add(self, is_sharpness_aware(optimizer))
         self._hook_new()
@@ -516,14 +522,15 @@ class GradientReduction:
                 gradient.take_back(number)  # if the last microbatch had no gradient
                 if gradient.computed != number:
                     gradient.refuse_leftover()
-        self._logical.end_batch(self._gradients)
+        if self._logical is not None:
+            self._logical.end_batch(self._gradients)
         self._reduction.reduce()
 
     # --- what the step's engine asks for: see edl.worker.loader_steps.Reducer
 
     def allreduce(self, weights: Weights, again: bool) -> None:
         """Send the gradients that are not sent yet, wait for all, and keep the averages."""
-        if self._worker.loader.engine.logical:
+        if self._logical is not None:
             self._means = self._logical.means(self._gradients, weights, self._reduction.sending)
             return
         if again:
@@ -534,8 +541,8 @@ class GradientReduction:
     def place_result(self, again: bool) -> None:
         averages, self._averages = self._averages, None
         step = self._reduction.step
-        if self._worker.loader.engine.logical and not step.changes_nothing:
-            self._place_means()
+        if self._logical is not None and not step.changes_nothing:
+            self._place_means(self._logical)
         elif averages is not None:
             if self._noise.wants:
                 self._noise.show_reduced(averages)
@@ -559,11 +566,11 @@ class GradientReduction:
         self._averages = self._means = None
         self._pending.forget()
 
-    def _place_means(self) -> None:
+    def _place_means(self, logical: LogicalSums) -> None:
         """Set the gradients and the buffers to their means over all logical workers."""
         means, self._means = self._means, None
         if means is None and (agreed := self._reduction.part.agreed):  # this worker is alone
-            means = self._logical.means(self._gradients, agreed, self._reduction.sending)
+            means = logical.means(self._gradients, agreed, self._reduction.sending)
         assert means is not None
         self._take_over(means.gradients)
         copy_each([one.detach() for one, _ in means.buffers], [mean for _, mean in means.buffers])
@@ -571,8 +578,9 @@ class GradientReduction:
 
     def begin_piece(self, seed: int) -> None:
         """Prepare for the pass of a logical worker; `seed` is the script's own random seed."""
-        self._logical.end_piece(self._gradients)  # if the script has left it out
-        self._logical.begin_piece(self._reduction.step.number, seed)
+        if self._logical is not None:
+            self._logical.end_piece(self._gradients)  # if the script has left it out
+            self._logical.begin_piece(self._reduction.step.number, seed)
 
     def synchronize(self) -> None:
         """Complete the reduction of the gradients, if `backward()` has not done so."""
@@ -589,7 +597,8 @@ class GradientReduction:
     def begin_update(self) -> None:
         """Make each gradient the mean over the global batch, right before the optimizer's step."""
         self._optimizers.see_failure()
-        self._logical.check_options(self._optimizer, self._reduction.step.number, is_last=True)
+        if self._logical is not None:
+            self._logical.check_options(self._optimizer, self._reduction.step.number, is_last=True)
         if self._optimizers.several:
             if self._reduction.step.state is StepState.APPLIED:
                 raise UsageError(TWICE)
@@ -619,7 +628,8 @@ class GradientReduction:
             self._optimizers.end_draws()
             self._reduction.end_step()
             self.accumulation.begin_step()
-            self._logical.clear()
+            if self._logical is not None:
+                self._logical.clear()
         for gradient in self._gradients:
             gradient.remember()
         if not self._worker.loader.open and self._worker.loader.ledger.finished:
@@ -762,11 +772,11 @@ class GradientReduction:
 
     def backward_ended(self) -> None:
         """Reduce the gradients at the end of a backward pass that has computed some of them."""
-        if self._logical.end_backward(self._gradients):  # of a part of the batch
-            self.accumulation.break_off()
+        if self._logical is not None and self._logical.end_backward(self._gradients):
+            self.accumulation.break_off()  # of a part of the batch
         elif self.accumulation.end_pass():
             self._summed_in = self._reduction.step.number
-            if self._worker.loader.engine.logical:
+            if self._logical is not None:
                 self._logical.end_piece(self._gradients)
             elif self.accumulation.is_between_microbatches:
                 for gradient in self._gradients:
@@ -785,8 +795,9 @@ class GradientReduction:
     def end_microbatch(self) -> None:
         """Handle an `optimizer.step()` before the last microbatch, which makes no update."""
         self.accumulation.drop_zeros(self._listed)
-        self._logical.check_options(self._optimizer, self._reduction.step.number, is_last=False)
-        self._logical.end_batch(self._gradients)
+        if self._logical is not None:
+            self._logical.check_options(self._optimizer, self._reduction.step.number, is_last=False)
+            self._logical.end_batch(self._gradients)
         if not self._worker.loader.engine.batches.may_grow:
             self._worker.loader.accumulate()  # this worker leaves the microbatch out
 
@@ -854,3 +865,65 @@ class GradientReduction:
             parameter = gradient.parameter
             if parameter.grad is not None or gradient.computed == step:
                 parameter.grad = torch.full_like(parameter, number)
+
+
+# ------------------------------------------------------------
+# Give the job's learning curve the losses and the learning rate of a script with PyTorch.
+#
+# `watch_losses` replaces `torch.autograd.backward`, which `Tensor.backward` calls, because a script
+# need not name its loss to edl. Twice a second the number is copied, without a wait for the device;
+# all other calls only ask whether it is time.
+
+
+_see: Callable[[Any], None] | None = None
+
+
+def watch_losses(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> None:
+    """Let the meter of the worker see the losses of the script, and the rate of `optimizer`."""
+    global _see
+    worker = optimizers.worker
+    meter, loader = worker.learning, worker.loader
+    meter.learning_rate = lambda: _number(optimizer.param_groups[0].get("lr"))
+
+    def see(tensors: Any) -> None:
+        if not meter.wants_loss or optimizers.several or worker.warming_up:
+            return  # those of several optimizers have different meanings
+        if loader.open and loader.batch_weight and (read := _reader(tensors, optimizers)):
+            meter.see_loss(worker.step + 1, read)
+
+    if _see is None:
+        plain = torch.autograd.backward
+
+        def backward(tensors: Any, *arguments: Any, **named: Any) -> None:
+            if _see is not None:
+                _see(tensors)
+            return plain(tensors, *arguments, **named)
+
+        torch.autograd.backward = backward
+    _see = see
+
+
+def _reader(loss: Any, optimizers: Optimizers) -> Callable[[], float | None] | None:
+    """Return a function that returns a loss as a number, or None until the device has it."""
+    if isinstance(loss, list | tuple) and len(loss) == 1:
+        loss = loss[0]
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_complex():
+        return None
+    if loss.device.type != "cuda":
+        number, scale = loss.detach(), optimizers.loss_scale()
+        return lambda: float(number) / scale
+    with torch.cuda.device(loss.device):  # the script's current device may be another one
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        scale = optimizers.loss_scale()
+        copied = loss.detach().to("cpu", non_blocking=True)
+        done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+    return lambda: float(copied) / scale if done.query() else None
+
+
+def _number(rate: Any) -> float | None:
+    try:
+        return float(rate)
+    except (TypeError, ValueError):
+        return None

@@ -45,7 +45,6 @@ from edl.torch.collectives import broadcast_start, finish
 from edl.torch.gradients import LastStep
 from edl.torch.lr_schedules import Schedulers, load_scheduler, savable, step_values
 from edl.torch.optimizer_state import (
-    ComputedOptions,
     Flags,
     Names,
     ParameterGroups,
@@ -61,6 +60,7 @@ from edl.torch.optimizer_state import (
     same_kind,
     state_dict_names,
     state_of,
+    stepping,
     with_own_options,
     with_plain_names,
 )
@@ -452,8 +452,101 @@ def _own_device(kind: str) -> torch.device:
     )
 
 
-GROUPS = "edl: groups"  # a key in the state of an optimizer; missing in old checkpoints
+# ------------------------------------------------------------
+# Find the options of an optimizer that its own `step()` computes: `ComputedOptions`.
+#
+# The options of a parameter group are set by the script and its schedulers, such as `lr` and
+# `weight_decay`. Some optimizers also keep numbers there that `step()` computes from gradients
+# (Prodigy, D-Adaptation) or counts (schedule-free optimizers). A worker that missed a step needs
+# these from another worker, and must keep the others, which its script has yet to change.
 
+
+SCHEDULED = ("lr", "initial_lr")  # by schedulers, at any time
+
+Numbers = list[dict[str, Any]]  # of the options of each group, by name
+
+
+def option_numbers(optimizer: torch.optim.Optimizer) -> Numbers:
+    """Return the numbers among the options of each parameter group, by name, to compare them."""
+    # A tensor is known by its identity and count of changes: to read it would wait for its device.
+    return [
+        {
+            name: (id(value), value._version) if isinstance(value, torch.Tensor) else value
+            for name, value in group.items()
+            if isinstance(value, int | float | torch.Tensor) and name not in SCHEDULED
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+class ComputedOptions:
+    """The names of the options that the `step()` of one optimizer has changed itself."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.names: set[str] = set()
+        self._optimizer = optimizer
+        self._before: list[Numbers] = []  # of steps within steps, the outermost first
+        for each in dict.fromkeys((optimizer, stepping(optimizer))):
+            each.register_step_pre_hook(self._begin)
+            each.register_step_post_hook(self._end)
+
+    def _begin(self, *_: Any) -> None:
+        self._before.append(option_numbers(self._optimizer))
+
+    def _end(self, *_: Any) -> None:
+        before, now = self._before.pop(), option_numbers(self._optimizer)
+        for old, new in zip(before, now, strict=False):
+            self.names.update(name for name in new if old.get(name) != new[name])
+
+
+# ------------------------------------------------------------
+# Seed, save and restore PyTorch's global generators.
+
+
+def seed_torch(seed: int | None) -> None:
+    """Seed PyTorch's global generators; None: by chance."""
+    if seed is None:
+        torch.seed()
+    else:
+        torch.manual_seed(seed)
+
+
+def torch_generators() -> tuple[torch.Generator, ...]:
+    uses_gpus = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return (torch.default_generator, *(torch.cuda.default_generators if uses_gpus else ()))
+
+
+class TorchGenerators:
+    """PyTorch's global generators, as `Generators`."""
+
+    def read(self) -> int:
+        """Return the seed of the CPU's."""
+        return torch.initial_seed()
+
+    def seed(self, seed: int) -> None:
+        """Seed all, those of GPUs that start later too; it takes 250 µs."""
+        torch.manual_seed(seed)
+
+    def save(self) -> list[torch.Tensor]:
+        """Return their states."""
+        return [generator.get_state() for generator in torch_generators()]
+
+    def restore(self, saved: list[torch.Tensor]) -> None:
+        """Set their states; a GPU that has started since `save` goes on as it is."""
+        for generator, state in zip(torch_generators(), saved, strict=False):
+            generator.set_state(state)
+
+    def seed_between(self, seed: int) -> None:
+        """Seed those in use."""
+        for generator in torch_generators():
+            generator.manual_seed(seed)
+
+
+# ------------------------------------------------------------
+# Give edl access to the model, the optimizers and the tracked objects of a script.
+
+
+GROUPS = "edl: groups"  # a key in the state of an optimizer; missing in old checkpoints
 COMPUTED = "computed"  # a key in the state of its groups
 
 AVERAGES = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm, InstanceNorm

@@ -27,8 +27,7 @@ import edl.torch
 from edl.binding import process
 from edl.binding.replica import PLAIN_BYTES, ByteRange, places
 from edl.errors import UsageError
-from edl.step.order import by_steps, samples_of_replica
-from edl.step.source import Indices
+from edl.step.source import Indices, by_steps, samples_of_replica
 from edl.torch import api
 from edl.torch.api import exchange_objects
 from edl.torch.elastic import allow_logical_samplers

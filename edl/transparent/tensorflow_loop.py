@@ -5,7 +5,7 @@ have no numbers. So the functions that make one are changed: a data set that beg
 ``from_tensor_slices``, and goes on with ``shard``, ``shuffle``, ``repeat``, ``batch``, ``take``,
 ``skip``, ``map``, ``cache`` and ``prefetch``, remembers that. When it is trained, edl reads the
 samples from the arrays at its beginning, in the order that
-:class:`edl.step.order.PipelineOrder` computes for all ranks. The data set itself
+:class:`edl.step.source.PipelineOrder` computes for all ranks. The data set itself
 stays as TensorFlow has made it, for evaluation.
 """
 
@@ -33,7 +33,17 @@ from edl.binding import process
 from edl.binding.loop import batch_in_epoch
 from edl.binding.process import current_worker, is_initialized
 from edl.errors import UsageError
-from edl.step.order import Batch, Pipeline, PipelineOrder, Repeat, Shard, Shuffle, Skip, Stage, Take
+from edl.step.source import (
+    Batch,
+    Pipeline,
+    PipelineOrder,
+    Repeat,
+    Shard,
+    Shuffle,
+    Skip,
+    Stage,
+    Take,
+)
 from edl.tensorflow import training
 from edl.tensorflow.dataset import ElasticDataset
 from edl.tensorflow.keras_callbacks import has_writer, mark_as_sent

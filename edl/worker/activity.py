@@ -9,6 +9,7 @@ that belongs to neither edl nor a library says where.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import sys
 import sysconfig
@@ -129,21 +130,18 @@ class ThreadWatch:
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._thread = 0
-        self._passed = ("", 0.0)
+        self._began = ("start", 0.0)
 
     def start(self) -> None:
-        """Begin to observe the calling thread, and to note the last failpoint that it passes."""
-        self._thread = threading.get_ident()
-        self._pass("start")
-        failpoints.subscribe(self._pass)
-
-    def stop(self) -> None:
-        failpoints.unsubscribe(self._pass)
+        """Begin to observe the calling thread."""
+        self._thread, self._began = threading.get_ident(), ("start", time.monotonic())
 
     def look(self) -> Activity:
         """Return what the training thread does, and in which line of the user's code."""
-        point, at = self._passed
-        frame = sys._current_frames().get(_acting or self._thread)
+        thread = _acting or self._thread
+        passed = (self._began, *map(failpoints.last, {self._thread, thread}))
+        point, at = max(passed, key=operator.itemgetter(1))
+        frame = sys._current_frames().get(thread)
         where, doing = "", IN_USER_CODE
         work = next((said for look in _works if (said := look())), "")
         for each in _outwards(frame):
@@ -160,11 +158,6 @@ class ThreadWatch:
             doing = next((seen for look in _unseen if (seen := look())), IN_USER_CODE)
         since_s = round(time.monotonic() - at, 3)
         return Activity(doing, where, point, since_s, work, self._ring.records)
-
-    def _pass(self, name: str) -> None:
-        # The daemon's thread passes points, too.
-        if threading.get_ident() == (_acting or self._thread):
-            self._passed = (name, time.monotonic())
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

@@ -29,7 +29,7 @@ from edl.job.stall import SAVING
 from edl.job.state_share import StateShare
 from edl.records import Generation, JobState
 from edl.spec import RESUME_AUTO, RESUME_NO, JobSettings, resume_directory
-from edl.step.order import TrainingLength
+from edl.step.source import TrainingLength
 from edl.text import ALONE, counted
 from edl.worker.activity import waits
 from edl.worker.coordinator import Coordinator

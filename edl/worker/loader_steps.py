@@ -491,7 +491,7 @@ class StepTimer:
 
     def end(self) -> None:
         """Note the end of a step, and set the attributes with the times of that step."""
-        now = self._now_s()
+        now, totals = self._now_s(), self._totals
         reduced = now if self._reduced is None else self._reduced
         self.reduce_us = us(reduced - self.waiting_since)
         self.compute_us += us(now - reduced)
@@ -501,8 +501,10 @@ class StepTimer:
             self.first_step_us = us(now - self._entered)
         else:
             self._durations.append(now - self.ended)
-            self._totals.durations.observe(now - self.ended)
-        self._totals.add(self.compute_us, self.data_us, self.reduce_us)
+            totals.durations.observe(now - self.ended)
+        totals.compute_us += self.compute_us
+        totals.data_us += self.data_us
+        totals.reduce_us += self.reduce_us
         self.ended = now
 
     @property
@@ -700,7 +702,8 @@ class WorkerSteps(ABC):
         """Report a complete step to the daemon; after the second one in a ring, log the switch."""
         self._shared.step_totals.steps += 1
         step, size = self.progress.step, self.ring.place.size
-        self._shared.learning.completed(step, size, self.timer.ended)
+        if self.timer.ended >= self._shared.learning.due_s:  # twice a second
+            self._shared.learning.completed(step, size, self.timer.ended)
         if self.timer.steps_here == 2:  # its records have the times of the first
             self._log_switch()
         self._report()
@@ -713,7 +716,7 @@ class WorkerSteps(ABC):
             report = replace(
                 report, slowest=f"w{slow.worker}", slowest_s=slow.own_s, others_s=slow.others_s
             )
-        self._shared.report(report)
+        self._shared.progress = report
 
     def _repair(self, error: RingError, waiting_since: float) -> None:
         self._switching.repair(error, waiting_since)
@@ -726,7 +729,9 @@ class WorkerSteps(ABC):
         idle: bool = False,
     ) -> StepRecord:
         """Return, without sending it, this worker's step record for the present step."""
-        newest = self._shared.newest(self.generation)
+        newest = None
+        if self._shared.newest_number > self.generation:
+            newest = self._shared.newest(self.generation)
         if newest is not None and newest.joined and not (idle or self.progress.takes_newcomers):
             newest = None  # the switch waits for some batches
         if newest is not None and newest.joined and newest.fits != self.progress.fits_done:
@@ -821,7 +826,7 @@ class ScriptSteps(WorkerSteps):
         if not self.warming_up:
             self.timer.end()
             # Else the leader would see a stall between two saves.
-            self._shared.report(replace(self._shared.progress, updated_at=self.timer.ended))
+            self._shared.progress = replace(self._shared.progress, updated_at=self.timer.ended)
 
     def before_save(self) -> None:
         """Compare the state of newcomers with the others' before the script saves its state."""
@@ -925,6 +930,8 @@ class LoaderSteps(WorkerSteps):
         self._exchanges_before = 0  # and how often they had exchanged messages
         self.before_exchange: Callable[[], None] = lambda: None  # between two steps
         self.on_reduced: Callable[[], None] = lambda: None  # gradients are reduced, or not needed
+        # The script gets a batch, for a pass that draws from the loader's random numbers.
+        self.on_pass: Callable[[Any], None] = lambda numbers: None
         self.replica: Replica | None = None  # None where no other worker can miss an update
         self._progress = progress
         self._sites: set[int] = set()  # lines of the script where all have exchanged together

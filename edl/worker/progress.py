@@ -23,7 +23,6 @@ from edl.step.batching import Batching, size_changes
 from edl.step.engine import BATCH_END, LeasesLost, StepEnd, StepEngine, StepSkipped, StepSuperseded
 from edl.step.ledger import Ledger, complete_batch, complete_step, free_leases, grant, restore
 from edl.step.noise import NoiseScale, Squares, noise_sample
-from edl.step.order import NO_LENGTH, TrainingLength, UpdateOrder
 from edl.step.record import (
     EpochLeft,
     RecentSteps,
@@ -33,7 +32,15 @@ from edl.step.record import (
     stopping,
     wanting_to_stop,
 )
-from edl.step.source import AlignedSource, Source, StreamSource, check_same_data
+from edl.step.source import (
+    NO_LENGTH,
+    AlignedSource,
+    Source,
+    StreamSource,
+    TrainingLength,
+    UpdateOrder,
+    check_same_data,
+)
 from edl.step.state_check import NEVER
 from edl.worker.sampler import AlignedSampler, BatchSampler, StreamReader, StreamSampler
 from edl.worker.shared_state import SharedState

@@ -49,6 +49,10 @@ class SharedState:
     step_totals: StepTotals = field(default_factory=StepTotals)  # of this worker, for metrics
     learning: LearningMeter = field(default_factory=LearningMeter)  # loss and rate, for the leader
     on_event: Callable[[Event], None] = lambda _: None  # called in the thread that logs
+    progress: WorkerProgress = field(init=False)  # of this worker; the daemon's thread publishes it
+    eviction: str | None = None  # why this worker is evicted, which `check` raises
+    newest_number: int = 0  # of the generations announced
+    requested_batch: int = 0  # the global batch that this worker asks for as the leader; 0: none
     _lock: Condition = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)
     _announced_at: float = 0.0
@@ -58,14 +62,11 @@ class SharedState:
     _job_reason: str = ""
     _preemption: Preemption | None = None
     _job_policy: JobPolicy = NO_POLICY
-    _requested_batch: int = 0
-    _evicted: str | None = None
-    _progress: WorkerProgress = field(init=False)
     _events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._lock = self.clock.condition()
-        self._progress = WorkerProgress(updated_at=self.clock.now_s())
+        self.progress = WorkerProgress(updated_at=self.clock.now_s())
 
     # --- to the training thread ---
 
@@ -75,6 +76,7 @@ class SharedState:
             generation = replace(generation, number=END)
         with self._lock:
             self._generations[generation.number] = generation
+            self.newest_number = max(self._generations)
             self._announced_at = self.clock.now_s()
             self._lock.notify_all()
 
@@ -83,7 +85,7 @@ class SharedState:
         with self._lock:
             if leader != self._leader:
                 self._leader, self._led_since = leader, self.clock.now_s()
-                self._requested_batch = 0
+                self.requested_batch = 0
 
     def policy_is(self, policy: JobPolicy) -> None:
         """Set the attributes `policy` and `written` from `policy`, the job's present record."""
@@ -97,14 +99,9 @@ class SharedState:
 
     def request_batch(self, samples: int) -> None:
         """Ask for a global batch of `samples` samples (0: take the request back)."""
-        self._requested_batch = samples
-
-    @property
-    def requested_batch(self) -> int:
-        """The global batch, in samples, that this worker asks for as the leader; 0: for none."""
-        leader = self.leader
-        leads = leader is not None and leader.worker == self.worker
-        return self._requested_batch if leads else 0
+        with self._lock:  # the term that asks may be over already
+            leads = self._leader is not None and self._leader.worker == self.worker
+            self.requested_batch = samples if leads else 0
 
     def job_is(self, state: JobState, reason: str = "") -> None:
         with self._lock:
@@ -125,14 +122,14 @@ class SharedState:
     def evict(self, reason: str) -> None:
         """Note that this worker is evicted for `reason`; it cannot be taken back."""
         with self._lock:
-            self._evicted = reason
+            self.eviction = reason
             self._lock.notify_all()
 
     def check(self) -> None:
         """Raise an error if this worker may not go on; else do nothing."""
         with self._lock:
-            if self._evicted is not None:
-                raise WorkerEvicted(self.worker, self._evicted)
+            if self.eviction is not None:
+                raise WorkerEvicted(self.worker, self.eviction)
 
     def newest(self, after: int) -> Generation | None:
         """Return the newest announced generation with a number above `after`, without waiting."""
@@ -196,8 +193,8 @@ class SharedState:
             deadline = sliced if deadline is None else min(deadline, sliced)
         with self._lock:
             while True:
-                if self._evicted is not None:
-                    raise WorkerEvicted(self.worker, self._evicted)
+                if self.eviction is not None:
+                    raise WorkerEvicted(self.worker, self.eviction)
                 newest = self._generations.get(max(self._generations, default=0))
                 # In a repair, one that knows this worker neither as a member nor from the ring
                 # before is for it, too: it has to leave.
@@ -212,17 +209,6 @@ class SharedState:
                 self._lock.wait(left)
 
     # --- to the daemon thread ---
-
-    def report(self, progress: WorkerProgress) -> None:
-        """Replace this worker's progress; the daemon's thread publishes it when it next looks."""
-        with self._lock:
-            self._progress = progress
-
-    @property
-    def progress(self) -> WorkerProgress:
-        """The newest progress of this worker, as `report` has set it."""
-        with self._lock:
-            return self._progress
 
     def log(self, event: Event) -> None:
         """Queue an event for the job's log; the daemon thread writes it later."""

@@ -426,7 +426,7 @@ class Switching:
 
     def _pauses(self) -> bool:
         """Return whether all members of this ring, which are between two steps now, must pause."""
-        if self._coordinator.sizes.enough(self._ring.place.size):
+        if self._ring.place.size >= self._coordinator.sizes.min_np:
             return False
         # After a repair some may be in a step, and would wait for gradients of those that pause.
         return self.progress.may_pause(self._repaired_at)

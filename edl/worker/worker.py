@@ -101,8 +101,8 @@ class Finishing:
         self.told_to_leave = False  # a signal handler sets it
         # The script has come to the end of a fit, and another may follow; `FitProgress` sets it.
         self.has_trained_all = False
-        # Completes the step of the batch trained last when the script has ended; the framework's
-        # loader sets it.
+        # Completes the step of the batch trained last when the script asks for the next one, or has
+        # ended; the framework sets it.
         self.end_batch: Callable[[], None] = lambda: None
         # After it: raises UsageError if the script may not end there, NewcomerDiffers if this
         # worker may, and the others train on; set for unchanged Horovod scripts.
@@ -393,7 +393,8 @@ class Worker:
     def boundary(self) -> None:
         """Do what is due between two steps, on all workers of the ring at the same point."""
         failpoints.reached("boundary")
-        self._shared.check()
+        if self._shared.eviction is not None:
+            self._shared.check()
         self._switching.between_steps(self._check.resync)  # first: a newcomer gets the right state
         target, self.steps.target = self.steps.target, None
         if target is not None and not self._is_of_another_fit(target):

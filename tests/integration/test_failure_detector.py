@@ -103,7 +103,7 @@ def test_how_far_the_job_is(ring: Ring) -> None:
     assert (heard.worker, heard.progress.step, heard.progress.epoch_done) == (0, 40, 30)
     assert time.monotonic() - heard.progress.updated_at < 1.0
     own = WorkerProgress(generation=8, step=41)
-    ring.shared.report(own)
+    ring.shared.progress = own
     ring.detector.look(ring.snapshot(0, 1))
     assert (ring.detector.newest_report.worker, ring.detector.newest_report.progress) == (2, own), (
         "it is in the ring"
@@ -112,7 +112,7 @@ def test_how_far_the_job_is(ring: Ring) -> None:
 
 def test_who_left_zookeeper_is_not_dead_while_steps_complete(ring: Ring) -> None:
     """However long the newcomer itself has not trained."""
-    ring.shared.report(WorkerProgress(updated_at=time.monotonic() - 60.0))
+    ring.shared.progress = WorkerProgress(updated_at=time.monotonic() - 60.0)
     now = ring.snapshot(0)
     ring.detector.look(now)
     assert ring.detector.dead(now, SETTLED_S) == ({}, {1})
@@ -151,7 +151,7 @@ def test_who_has_never_heard_of_the_ring_does_not_think_that_it_stands(ring: Rin
 
 
 def test_a_ring_that_trains_is_not_stalled(ring: Ring) -> None:
-    ring.shared.report(WorkerProgress(updated_at=time.monotonic() - 60.0))
+    ring.shared.progress = WorkerProgress(updated_at=time.monotonic() - 60.0)
     time.sleep(0.3)  # it leads for longer than stall_s and 20 steps
     now = ring.snapshot(0, 1)
     ring.detector.look(now)

@@ -1517,7 +1517,7 @@ assert edl.step() == 8
     ),
     "callbacks of a worker that has joined after seven batches": (
         """
-from edl.step.order import UpdateOrder
+from edl.step.source import UpdateOrder
 from edl.tensorflow import training
 seen = []
 class Look(keras.callbacks.Callback):

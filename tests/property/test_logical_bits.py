@@ -29,7 +29,7 @@ from edl.torch import logical
 from edl.torch.gradients import LastStep
 from edl.torch.optimizer import listen
 from edl.torch.reduction import GradientReduction, Optimizers
-from edl.torch.seeding import TorchGenerators
+from edl.torch.replica import TorchGenerators
 
 FEWER = settings(max_examples=max(10, settings().max_examples // 2))
 

@@ -24,8 +24,7 @@ from edl.job.script import Arithmetic, DoneFit
 from edl.job.state_share import WHOLE_STATE, StateShare
 from edl.spec import JobSettings
 from edl.step.batching import Batching, logical_batching
-from edl.step.order import TrainingLength
-from edl.step.source import SUBSET, Source
+from edl.step.source import SUBSET, Source, TrainingLength
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import JobOfOne
 from edl.worker.progress import LoaderProgress, Receive

@@ -11,7 +11,7 @@ import torch
 
 from edl.binding.loop import COUNT, DataCheck, held
 from edl.step.state_check import UNSTABLE, StateReport, are_comparable, why_data_differ
-from edl.torch.seeding import read_seeded
+from edl.torch.loader import read_seeded
 
 
 class Ordered(torch.utils.data.Dataset[Any]):

@@ -17,7 +17,7 @@ import torch
 from edl.huggingface.job_state import TrainerJobState
 from edl.huggingface.label_weights import divisor
 from edl.huggingface.refused import refused_model, refused_option, refused_plugin
-from edl.step.order import open_parts, parts_of, steps_left
+from edl.step.source import open_parts, parts_of, steps_left
 from edl.step.weighting import Counts, batch_factor, step_factor
 
 

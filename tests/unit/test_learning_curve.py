@@ -160,7 +160,8 @@ class TestMeter:
         for step in range(1, 101):
             if meter.wants_loss:
                 meter.see_loss(step, lambda step=step: float(step))
-            meter.completed(step, 2, now_s=10.0 + step * PERIOD_S / 10)
+            if (now_s := 10.0 + step * PERIOD_S / 10) >= meter.due_s:
+                meter.completed(step, 2, now_s)
         samples = meter.taken()
         assert [one.step for one in samples] == [1, 2, 12, 22, 32, 42, 52, 62, 72, 82]
         assert samples[3] == LearningSample(22, 22.0, 0.1, 2)

@@ -18,7 +18,7 @@ from edl.lightning.collectives import StrategyCollectives, operation_of
 from edl.lightning.epoch_counts import EpochCounts, InBatches, accumulated_batches
 from edl.lightning.loaders import RankSampler, limited_batches, shared, training_loader
 from edl.lightning.preparing import PreparationLock
-from edl.step.order import UpdateInterval
+from edl.step.source import UpdateInterval
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler as lr
 
 from edl.lightning import epoch_counts
 from edl.lightning.epoch_counts import EpochCounts, InBatches, old_counts
-from edl.step.order import EpochPosition, UpdateInterval
+from edl.step.source import EpochPosition, UpdateInterval
 
 
 class Place:

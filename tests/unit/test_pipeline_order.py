@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from edl.errors import UsageError
-from edl.step.order import Batch, Pipeline, PipelineOrder, Repeat, Shard, Shuffle, Skip, Stage, Take
+from edl.step.source import (
+    Batch,
+    Pipeline,
+    PipelineOrder,
+    Repeat,
+    Shard,
+    Shuffle,
+    Skip,
+    Stage,
+    Take,
+)
 
 
 def order(total: int, *stages: Stage, ranks: int = 2, steps: int | None = None) -> PipelineOrder:

@@ -14,9 +14,8 @@ from edl.errors import DataError, NewcomerDiffers
 from edl.records import WorkerProgress, is_status_due
 from edl.step.batching import Batching
 from edl.step.engine import BatchStart, GradientAccumulation, PartStart, RingPlace
-from edl.step.order import TrainingLength
 from edl.step.record import StepRecord, StepRecords
-from edl.step.source import AlignedSource, Source, StreamSource
+from edl.step.source import AlignedSource, Source, StreamSource, TrainingLength
 from edl.worker.progress import LoaderProgress, Receive
 
 SAMPLES = Source(100, Batching(4), True, 7, 0)

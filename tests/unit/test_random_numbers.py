@@ -18,14 +18,8 @@ import torch.utils.data
 from edl.binding import loop
 from edl.binding.loop import RandomNumbers, end_alike, numpy_is_seeded, seed_alike, seed_numpy
 from edl.step.source import derived_seed
-from edl.torch.seeding import (
-    Items,
-    Seeded,
-    SeededCollate,
-    TorchGenerators,
-    draws_nothing,
-    seed_torch,
-)
+from edl.torch.loader import Items, Seeded, SeededCollate, draws_nothing
+from edl.torch.replica import TorchGenerators, seed_torch
 from edl.worker.worker import Worker
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from edl.records import TrainingStatus
 from edl.status import bar, estimated_remaining_s, trained_fraction
-from edl.step.order import TrainingLength
+from edl.step.source import TrainingLength
 
 
 @pytest.mark.parametrize(

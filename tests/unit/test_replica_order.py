@@ -7,8 +7,7 @@ import pytest
 from torch.utils.data import DataLoader, DistributedSampler
 
 from edl.step.batching import Batching, logical_batching
-from edl.step.order import by_steps, samples_of_replica
-from edl.step.source import AlignedSource
+from edl.step.source import AlignedSource, by_steps, samples_of_replica
 
 
 @pytest.mark.parametrize(

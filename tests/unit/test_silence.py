@@ -59,10 +59,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 def leader(quiet_s: float, silence_s: float = 1.0) -> FailureDetector:
     """Return the failure detector of w0, whose ring has completed no step for ``quiet_s``."""
     shared = SharedState(0)
-    shared.report(
-        WorkerProgress(
-            generation=4, size=3, step=40, median_step_s=0.01, updated_at=time.monotonic() - quiet_s
-        )
+    shared.progress = WorkerProgress(
+        generation=4, size=3, step=40, median_step_s=0.01, updated_at=time.monotonic() - quiet_s
     )
     busy = Activity("waiting for the step records of the others", "", "records", quiet_s)
     limits = LivenessLimits(switch_s=0.0, silence_s=silence_s)  # the generation is no news

@@ -237,7 +237,6 @@ def seen(
         failpoints.reached("applied")
         begun.set()
         function(end)
-        watch.stop()
 
     thread = threading.Thread(target=run)
     thread.start()

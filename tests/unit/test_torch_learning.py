@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from edl.learning import LearningMeter
-from edl.torch import learning
-from edl.torch.learning import watch_losses
+from edl.torch import reduction
+from edl.torch.reduction import watch_losses
 
 
 class Script:
@@ -39,7 +39,7 @@ class Script:
 @pytest.fixture(autouse=True)
 def no_more_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what a test declares end with it."""
-    monkeypatch.setattr(learning, "_see", None)
+    monkeypatch.setattr(reduction, "_see", None)
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
 
 
@@ -85,7 +85,7 @@ def test_a_loss_on_another_gpu_than_the_current_one(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "device", made_current)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
-    read = learning._reader(torch.tensor(0.0).as_subclass(LossOnGpu), Script().optimizers)
+    read = reduction._reader(torch.tensor(0.0).as_subclass(LossOnGpu), Script().optimizers)
     assert read is not None
     assert (read(), recorded) == (3.0, [torch.device("cuda", 1)])  # behind the copy, not beside it
 

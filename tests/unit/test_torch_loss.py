@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from edl.torch.learning import LOOKS, LossLook
+from edl.torch.loss_look import LOOKS, LossLook
 from edl.worker.worker import Worker
 
 N, T, C = 6, 10, 5

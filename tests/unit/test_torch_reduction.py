@@ -48,6 +48,7 @@ class Worker:
         self.warming_up = self.has_state = False
         self.optimizers, self.generation, self.logical = 0, 1, 0
         self.ledger = SimpleNamespace(finished=False)
+        self.finishing = SimpleNamespace()
         self.engine = StepEngine()
         self.driver = StepDriver(self.engine, self)
         self.other_samples, self.other_is_void = BATCH, False
@@ -751,7 +752,6 @@ def test_a_wait_at_the_end_of_backward_is_found_in_any_thread(
     with _joined(thread, go_on):
         assert waiting.wait(10)
         assert watch.look().doing == "waiting for a test"
-    watch.stop()
 
 
 @contextlib.contextmanager

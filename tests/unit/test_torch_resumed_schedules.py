@@ -13,7 +13,7 @@ import torch
 from lr_job import Job, elastic_sgd
 from torch.optim import lr_scheduler as lr
 
-from edl.step.order import StepInterval
+from edl.step.source import StepInterval
 from edl.torch import lr_schedules
 from edl.torch.lr_schedules import Schedulers, in_samples
 from edl.torch.replica import TorchReplica

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from edl.step.order import EpochPosition, UpdateInterval
+from edl.step.source import EpochPosition, UpdateInterval
 
 BATCH = 8
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from edl.step.order import KEPT, SEEN, UpdateOrder, Updates, period
+from edl.step.source import KEPT, SEEN, UpdateOrder, Updates, period
 
 BOTH, FIRST, SECOND = (1, 2), (1,), (2,)
 CRITIC = [FIRST] * 4 + [BOTH]  # `if (number + 1) % 5 == 0`

@@ -11,7 +11,7 @@ import tensorflow as tf
 import edl.tensorflow
 from edl.binding import process
 from edl.errors import UsageError
-from edl.step.order import Batch, Repeat, Shard, Shuffle, Skip, Take
+from edl.step.source import Batch, Repeat, Shard, Shuffle, Skip, Take
 from edl.tensorflow.replica import last_seed
 from edl.transparent import tensorflow_loop
 from edl.transparent.script import ScriptExchange

@@ -1,8 +1,10 @@
-"""Give the job's learning curve the losses and the learning rate of a script with PyTorch.
+"""Warn once if the script's loss is not a mean over the samples of a batch: :class:`LossLook`.
 
-:func:`watch_losses` replaces ``torch.autograd.backward``, which ``Tensor.backward`` calls, because
-a script need not name its loss to edl. Twice a second the number is copied, without a wait for the
-device; all other calls only ask whether it is time.
+The autograd graph of a loss shows which functions reduce the batch to one number, and what divides
+their results. Only the first 20 backward passes are checked, on rank 0, without the warm-up and
+without batches of one sample: until then, ``torch.autograd.backward``, which ``Tensor.backward``
+calls, is replaced. A loss that was compiled with its model is one node of the graph, and cannot be
+checked.
 """
 
 from __future__ import annotations
@@ -15,74 +17,9 @@ from typing import Any
 import torch
 
 from edl.step.weighting import LossTerm, why_no_mean
-from edl.torch.reduction import Optimizers
 from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
-
-
-_see: Callable[[Any], None] | None = None
-
-
-def watch_losses(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> None:
-    """Let the meter of the worker see the losses of the script, and the rate of `optimizer`."""
-    global _see
-    worker = optimizers.worker
-    meter, loader = worker.learning, worker.loader
-    meter.learning_rate = lambda: _number(optimizer.param_groups[0].get("lr"))
-
-    def see(tensors: Any) -> None:
-        if not meter.wants_loss or optimizers.several or worker.warming_up:
-            return  # those of several optimizers have different meanings
-        if loader.open and loader.batch_weight and (read := _reader(tensors, optimizers)):
-            meter.see_loss(worker.step + 1, read)
-
-    if _see is None:
-        plain = torch.autograd.backward
-
-        def backward(tensors: Any, *arguments: Any, **named: Any) -> None:
-            if _see is not None:
-                _see(tensors)
-            return plain(tensors, *arguments, **named)
-
-        torch.autograd.backward = backward
-    _see = see
-
-
-def _reader(loss: Any, optimizers: Optimizers) -> Callable[[], float | None] | None:
-    """Return a function that returns a loss as a number, or None until the device has it."""
-    if isinstance(loss, list | tuple) and len(loss) == 1:
-        loss = loss[0]
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_complex():
-        return None
-    if loss.device.type != "cuda":
-        number, scale = loss.detach(), optimizers.loss_scale()
-        return lambda: float(number) / scale
-    with torch.cuda.device(loss.device):  # the script's current device may be another one
-        if torch.cuda.is_current_stream_capturing():
-            return None
-        scale = optimizers.loss_scale()
-        copied = loss.detach().to("cpu", non_blocking=True)
-        done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-    return lambda: float(copied) / scale if done.query() else None
-
-
-def _number(rate: Any) -> float | None:
-    try:
-        return float(rate)
-    except (TypeError, ValueError):
-        return None
-
-
-# ------------------------------------------------------------
-# Warn once if the script's loss is not a mean over the samples of a batch.
-#
-# `LossLook` does it. The autograd graph of a loss shows which functions reduce the batch to one
-# number, and what divides their results. Only the first 20 backward passes are checked, on rank 0,
-# without the warm-up and without batches of one sample: until then, `torch.autograd.backward`,
-# which `Tensor.backward` calls, is replaced. A loss that was compiled with its model is one node of
-# the graph, and cannot be checked.
 
 
 LOOKS = 20  # backward passes that are checked: the first batches may all be without padding
