@@ -425,13 +425,16 @@ def log(
     names = sorted(values)
     name = ",".join(names)
     numbers = [number_of(values[one], "edl.log") for one in names]
-    rows = worker.exchange([samples, _known(worker, name), at, _code(name), *numbers])
-    _check_alike([int(row[2]) for row in rows], [int(row[3]) for row in rows])
-    means = weighted_means([[row[0], *row[4:]] for row in rows])
+    mine = [worker.rank, _known(worker, name), at, _code(name)]
+    rows = worker.exchange([samples, *mine, *numbers])
+    _check_alike([int(row[3]) for row in rows], [int(row[4]) for row in rows])
+    means = weighted_means([[row[0], *row[5:]] for row in rows])
     point = dict(zip(names, means, strict=True))
     if not worker.warming_up:
         worker.learning.see_means(worker.step, point)
-        known = max(int(row[1]) for row in rows)
+        known = max(int(row[2]) for row in rows)
+        if all(row[1] for row in rows):  # rank 0 exchanges at other steps, and writes nothing
+            return point
         while known < at:  # once, and once more for each rank 0 that dies before it has written
             if worker.rank == 0:
                 write(at, dict(point))

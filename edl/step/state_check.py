@@ -538,7 +538,9 @@ def why_data_differ(
 # each would wait for the other for ever. All workers see it in the same table, and decide alike
 # (`find_mismatch`). Who was there first is right: a count of the script's own begins at 0 in a
 # worker that joined later. If the first ones differ among themselves, the script is wrong, and the
-# job ends.
+# job ends. A newcomer that joined at the start of an epoch, and still exchanges numbers at other
+# steps, has a count that no epoch sets back (`global_step += 1`). Any other newcomer would have
+# one, too, so it stays, and the exchange is among those that call it.
 
 
 CALL_BITS = 2**33 - 1  # of the field `exchange`: what is called; above are sizes that must be equal
@@ -557,6 +559,7 @@ class Mismatch:
     back: bool = False  # they join again at the start of an epoch, because they joined inside one
     over: bool = False  # the first ones have ended the training, so it is over for all
     ended: bool = False  # one of `leaving` has ended it
+    apart: bool = False  # nobody leaves: the exchange is among those that call it
 
 
 def find_mismatch(records: StepRecords) -> Mismatch | None:
@@ -571,6 +574,14 @@ def find_mismatch(records: StepRecords) -> Mismatch | None:
     if len(of_first) > 1:
         return Mismatch()
     out = [at for at, point in enumerate(points) if point not in of_first]
+    called = {(epoch, call) for _, epoch, call in points if call}
+    at_batch = {epoch for over, epoch, call in points if not (over or call)}
+    # At an epoch's end who calls nothing is at the first batch of the next one, or has ended.
+    near = len(called) == 1 and all(0 <= epoch - min(called)[0] <= 1 for epoch in at_batch)
+    if out and near and len(at_batch) < 2:
+        out = [at for at in out if records.values("inside")[at]]
+        if not out:
+            return Mismatch(apart=True)
     calls = {*records.column("exchange")[first].tolist()}
     if not out and len(calls) == 1:  # means of other numbers, for one
         out = [at for at, call in enumerate(records.values("exchange")) if call not in calls]
@@ -584,6 +595,18 @@ def find_mismatch(records: StepRecords) -> Mismatch | None:
     gone, over = bool(ended[out].any()), bool(ended[first].any())
     back = bool(records.column("inside")[out].all()) and not (gone or over)
     return Mismatch(tuple(records.values("worker")[at] for at in out), back, over, gone)
+
+
+def why_apart(records: StepRecords) -> str:
+    """Return a sentence that says who exchanges numbers without whom, and what to do."""
+    callers: list[int] = []
+    others: list[int] = []
+    for worker, call in zip(records.values("worker"), records.values("exchange"), strict=True):
+        (callers if call else others).append(worker)
+    return (
+        f"after step {records[0].step} of the job {names(callers)} exchanged numbers, as by "
+        f"edl.mean(), and {names(others)} did not: {CURE}. Such an exchange is among its callers"
+    )
 
 
 def why_mismatch(found: Mismatch, records: StepRecords, doing: Mapping[int, str]) -> str:

@@ -132,17 +132,22 @@ def exchange(
     progress: LoaderProgress,
     repair: Callable[[RingBroken, float], None],
     now_s: Callable[[], float],
+    meet: Callable[[], None] = lambda: None,  # waits until all are here; others may exchange before
 ) -> list[bytes]:
     """Send `payload` to all workers; return all payloads in rank order, the same everywhere."""
     failpoints.reached("exchange")
-    before = progress.exchanges
-    while progress.exchanges == before:
-        began = now_s()
+    done, before = False, -1
+    while not done:
+        began, before = now_s(), -1
         try:
+            meet()
+            before = progress.exchanges
             progress.exchanged(send(payload))
+            done = True
         except RingBroken as error:
-            # If a survivor has the answer, this counts the exchange, too; else all send again.
             repair(error, began)
+            # If a survivor has the answer, this counts the exchange, too; else all send again.
+            done = 0 <= before < progress.exchanges
     failpoints.reached("exchanged")
     return progress.answer
 
@@ -579,6 +584,7 @@ class WorkerSteps(ABC):
         self.slowest = Slowest()
         self._size_request = wishes
         self._pending: Any = None  # the handle of this worker's step record that was sent
+        self._sent: Any = None  # that record
         self._last_records: StepRecords | None = None  # those that came last
 
     @property
@@ -671,7 +677,7 @@ class WorkerSteps(ABC):
     def _send(self, record: StepRecord) -> None:
         """Send this worker's step record; an error of the ring is raised later, by `_awaited`."""
         try:
-            self._pending = self.ring.start_record(record)
+            self._sent, self._pending = record, self.ring.start_record(record)
         except RingBroken as error:
             self._pending = error
 
@@ -679,10 +685,14 @@ class WorkerSteps(ABC):
         """Wait for the step records of all workers, after this worker's was sent; check them."""
         self.timer.wait()
         failpoints.reached("records")
-        if isinstance(self._pending, RingBroken):
-            raise self._pending
-        records = self.ring.finish_record(self._pending)
-        self._switching.check_point(records)
+        while True:
+            if isinstance(self._pending, RingBroken):
+                raise self._pending
+            records = self.ring.finish_record(self._pending)
+            if self._switching.check_point(records):
+                break
+            self._switching.sit_out(records)
+            self._send(self._sent)
         check_records(records)
         self.compare(records)
         self._last_records = records
@@ -1173,11 +1183,10 @@ class LoaderSteps(WorkerSteps):
             payload_bytes=len(payload),
         )
         records = self.ring.exchange_rows(row, payload)
-        self._switching.check_point(records)
-        if len(records) > 1 and not records.differ_in("site"):
+        together = self._switching.check_point(records)
+        if together and len(records) > 1 and not records.differ_in("site"):
             self._sites.add(site)
-        answer = records.payloads()
-        return self.ring.exchange(payload) if answer is None else answer
+        return self._switching.messages(records, payload)
 
     def exchange_in_step(
         self, payload: bytes, repair: Callable[[RingBroken, float], None]
@@ -1186,16 +1195,19 @@ class LoaderSteps(WorkerSteps):
         progress = self._progress
         first = progress.exchanges == self._exchanges_before
 
-        def send(message: bytes) -> list[bytes]:
+        def meet() -> None:
             # Only a table of rows shows that others are elsewhere, such as between two steps.
             if not self.engine.late:
                 self.records()
             elif first:
-                self._switching.check_point(self.ring.exchange_rows(self._row(), b""))
-            return self.ring.exchange(message)
+                rows = self.ring.exchange_rows(self._row(), b"")
+                while not self._switching.check_point(rows):
+                    self._switching.sit_out(rows)
+                    rows = self.ring.exchange_rows(self._row(), b"")
 
         # `repair` must handle gradients of the step that are being exchanged, too.
-        return exchange(payload, send, progress, repair, self._shared.clock.now_s)
+        now_s = self._shared.clock.now_s
+        return exchange(payload, self.ring.exchange, progress, repair, now_s, meet)
 
     def _row(self) -> StepRecord:
         """A row that says where this worker is, sent in the place of its step record."""

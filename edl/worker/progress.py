@@ -208,6 +208,10 @@ class TrainingProgress(ABC):
         """Whether the script allows newcomers to join after the batch that is in training."""
         return True
 
+    def exchanged(self, answer: list[bytes]) -> None:
+        """Count an exchange of messages; keep `answer`, the payloads of all in rank order."""
+        self.exchanges, self.answer = self.exchanges + 1, answer
+
     def reopen(self) -> None:
         """Take back that the training has ended here, since others train on."""
         return
@@ -474,10 +478,6 @@ class LoaderProgress(TrainingProgress):
     def _remove_trained(self) -> None:
         for batch in self.engine.batches.untrained:
             self.sampler.trained(batch)
-
-    def exchanged(self, answer: list[bytes]) -> None:
-        """Count an exchange of messages; keep `answer`, the payloads of all in rank order."""
-        self.exchanges, self.answer = self.exchanges + 1, answer
 
     def enter(self, members: tuple[int, ...], in_step: bool = False) -> None:
         """Adapt to a new ring: free the leases of workers that left, and grant leases to all."""

@@ -80,11 +80,11 @@ logger = logging.getLogger(__name__)
 UNIT = LoaderProgress.unit  # of edl's loader; a script of Horovod's counts its saves
 
 
-def end_mismatch(records: StepRecords, ring: Ring, progress: TrainingProgress) -> None:
-    """Return if all workers are at the same point of the script; all call it with the same rows."""
+def are_together(records: StepRecords, ring: Ring, progress: TrainingProgress) -> bool:
+    """Return whether all workers are at the same point of the script, not apart; else raise."""
     found = find_mismatch(records)
-    if found is None:
-        return
+    if found is None or found.apart:
+        return found is None
     if progress.unit == UNIT and not (found.leaving or records.differ_in("exchange")):
         check_together(records)
     mine = _doing(records, ring.place.rank, progress).encode()
@@ -97,7 +97,7 @@ def end_mismatch(records: StepRecords, ring: Ring, progress: TrainingProgress) -
         raise UnevenEnd(why)
     progress.at_epochs |= found.back
     error = StepsBack if found.back else JobTrained if found.over else NewcomerDiffers
-    let_leave(ring, records.values("worker"), found.leaving, why, error)
+    return let_leave(ring, records.values("worker"), found.leaving, why, error)
 
 
 def _doing(records: StepRecords, rank: int, progress: TrainingProgress) -> str:

@@ -49,13 +49,14 @@ from edl.step.record import (
     repair_times,
     us,
 )
+from edl.step.state_check import why_apart
 from edl.text import workers
 from edl.worker.activity import ends, waits
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import Coordinator
 from edl.worker.progress import Receive, TrainingProgress
 from edl.worker.shared_state import SharedState
-from edl.worker.state_check import Shared, end_mismatch
+from edl.worker.state_check import Shared, are_together
 
 logger = logging.getLogger(__name__)
 
@@ -245,6 +246,7 @@ class Switching:
         self.before_join: Callable[[], None] = lambda: None  # a newcomer is warm, and waits now
         self.on_enter: Callable[[], None] = lambda: None  # in each new ring, before the exchange
         self.roll_call: Callable[[], None] = lambda: None  # in a repaired ring
+        self._has_been_apart = False  # workers exchange numbers at steps of their own
         self.newcomer = Newcomer(shared, ring, progress, coordinator, self.exit)
 
     # --- into the first ring ---
@@ -405,7 +407,9 @@ class Switching:
             try:
                 # By records without samples they agree on a switch, and notice a death.
                 records = self._ring.finish_record(self._ring.start_record(record()))
-                self.check_point(records)
+                if not self.check_point(records):
+                    self.sit_out(records)
+                    continue
             except RingBroken as error:
                 self.repair(error, began)
                 continue
@@ -441,15 +445,35 @@ class Switching:
         """The number of the present generation; 0 before the first ring, or without a launcher."""
         return 0 if self.generation is None else self.generation.number
 
-    def check_point(self, records: StepRecords) -> None:
-        """Return if all workers are at the same point of the script, by their rows."""
+    def check_point(self, records: StepRecords) -> bool:
+        """Return whether all workers are at the same point of the script, or some exchange apart.
+
+        Who then exchanges nothing calls `sit_out`, and sends its row again.
+        """
         try:
-            end_mismatch(records, self._ring, self.progress)
+            together = are_together(records, self._ring, self.progress)
         except UnevenEnd as error:
             self._checkpointing.fail_together(str(error), self._ring.place.rank)
         except JobTrained:
             self._coordinator.set_stage(Stage.FINISHED)
             raise
+        if not (together or self._has_been_apart):
+            self._has_been_apart = True
+            if self._ring.place.rank == 0:
+                logger.warning("%s", why_apart(records))
+        return together
+
+    def messages(self, records: StepRecords, payload: bytes) -> list[bytes]:
+        """Return the messages of those that exchange some, in rank order; all workers call it."""
+        answer = records.payloads()
+        if answer is None:
+            answer = self._ring.exchange(payload)
+        calls = records.values("exchange")
+        return [message for message, call in zip(answer, calls, strict=True) if call]
+
+    def sit_out(self, records: StepRecords) -> None:
+        """Count an exchange that others make apart from this worker."""
+        self.progress.exchanged(self.messages(records, b""))
 
     @ends
     def finish_together(
@@ -463,7 +487,9 @@ class Switching:
             try:
                 row = record()
                 records = self._ring.finish_record(self._ring.start_record(row))
-                self.check_point(records)
+                if not self.check_point(records):
+                    self.sit_out(records)
+                    continue
                 compare(records)  # no later step would do so
                 return records
             except RingBroken as error:

@@ -41,6 +41,7 @@ class Logging(Counting):
     rounds: int = 0
     at_end: bool = False  # it exchanges numbers at the end of each epoch, too
     in_step: bool = False  # it exchanges in the forward pass, too, as SyncBatchNorm does
+    long: int = 0  # numbers more in each exchange, which is too long for a row then
     late: bool = False  # it accumulates gradients, so its records come at the end of a step
 
     def __call__(self, one: LoopbackWorker) -> None:
@@ -64,7 +65,7 @@ class Logging(Counting):
                 if not worker.warming_up:
                     rounds += 1
                 if (count + 1) % self.every == 0 and (worker.rank == 0 or not self.alone):
-                    rows = worker.exchange([float(worker.step)] * 3)
+                    rows = worker.exchange([float(worker.step)] * (3 + self.long))
                     assert len({tuple(row) for row in rows}) == 1, rows
                 count += 1
                 if self.rounds and rounds == self.rounds:
@@ -109,14 +110,31 @@ def test_a_newcomer_steps_back_and_joins_at_the_next_epoch(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_second_time_it_ends_for_good(seed: int) -> None:
-    """Its count never begins with the others', so another newcomer would differ, too."""
-    job = run(Logging(anew=False, samples=44, every=7, epochs=6), seed=seed)
+@pytest.mark.parametrize("more", [{}, {"in_step": True}, {"in_step": True, "late": True}], ids=str)
+def test_a_count_that_is_never_set_back_costs_no_worker(seed: int, more: dict[str, bool]) -> None:
+    """A newcomer steps back once; then each exchange is among those that call it."""
+    script = Logging(anew=False, samples=44, every=7, epochs=6, **more)
+    job = run(script, seed=seed)
     assert job.memory.job.state is JobState.FINISHED, job.describe()
-    kinds = [type(error) for error in job.errors.values()]
-    assert kinds.count(StepsBack) <= 1, job.describe()
-    assert kinds.count(NewcomerDiffers) <= 1, job.describe()
-    assert len(job.results) in {2, 3}, job.describe()
+    script.prove(job.results)
+    assert {type(error) for error in job.errors.values()} <= {StepsBack}, job.describe()
+    assert len(job.errors) <= 1, job.describe()
+    assert len(job.results) == 3, job.describe()
+
+
+@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("long", [0, 600])
+def test_a_worker_dies_at_each_point_while_counts_differ(first: int, long: int) -> None:
+    script = Logging(anew=False, samples=48, epochs=5, every=3, in_step=first % 2 > 0, long=long)
+    for point in range(110 + first, 330, 7):
+        job = LoopbackJob(script, np=2, max_np=6, seed=point % 5)
+        job.after_step(3, lambda job: job.scale({"a": 3}))
+        dies = point % 4  # the fourth worker is the newcomer that has come back
+        job.at(dies, point, lambda job, dies=dies: job.kill(dies))
+        job.run()
+        assert job.memory.job.state is JobState.FINISHED, (point, job.describe())
+        script.prove(job.results)
+        assert {type(error) for error in job.errors.values()} <= {StepsBack}, job.describe()
 
 
 @pytest.mark.parametrize("seed", range(8))
