@@ -223,7 +223,9 @@ def test_gradients_that_the_script_changes_after_backward(size: int) -> None:
 @pytest.mark.parametrize("size", [1, 4])
 def test_a_rate_that_the_script_changes_in_each_pass_is_refused(size: int) -> None:
     """Where each logical worker has a process, passes are steps."""
-    job: LoopbackJob[dict[int, str]] = LoopbackJob(LogicalNet(steers=True), np=size, max_np=size)
+    job: LoopbackJob[dict[int, str]] = LoopbackJob(
+        LogicalNet(steers=True), np=size, max_np=size, logical=4
+    )
     job.run()
     if size == 4:
         assert job.memory.job.state is JobState.FINISHED, job.describe()
@@ -243,7 +245,7 @@ def test_steps_that_are_audited() -> None:
 
 
 def test_an_audit_ends_a_job_whose_result_depends_on_the_worker() -> None:
-    job: LoopbackJob[dict[int, str]] = LoopbackJob(LogicalNet(audits=1, stray=1), np=2)
+    job: LoopbackJob[dict[int, str]] = LoopbackJob(LogicalNet(audits=1, stray=1), np=2, logical=4)
     job.run()
     assert job.memory.job.state is JobState.FAILED
     why = "step 1, logical worker 0: w0 and w1 have computed different values of the gradient of"
@@ -254,7 +256,7 @@ def test_an_audit_ends_a_job_whose_result_depends_on_the_worker() -> None:
 def test_a_newcomer_whose_result_differs_ends_alone(np: int) -> None:
     """The others train its logical workers in the same step, and go on as without it."""
     script = LogicalNet(audits=2, stray=np, epochs=4)
-    job: LoopbackJob[dict[int, str]] = LoopbackJob(script, np=np, max_np=6)
+    job: LoopbackJob[dict[int, str]] = LoopbackJob(script, np=np, max_np=6, logical=script.logical)
     job.after_step(3, lambda job: job.scale({"a": np + 1}))
     job.run()
     assert job.memory.job.state is JobState.FINISHED, job.describe()

@@ -38,6 +38,7 @@ class Listener:
         self.policy: PolicyFile | None = None
         self.follows = lambda: self.policy
         self.loader = SimpleNamespace(sampler=SimpleNamespace(), compare_data=lambda data: None)
+        self.loader.on_pass = lambda numbers: None
         self.finishing = SimpleNamespace()
         self.logical = 0
         self.checkpointing = SimpleNamespace(settings=JobSettings())
