@@ -18,7 +18,7 @@ import typer
 
 from edl import config
 from edl.cli.common import FOLLOW_S, MaybeClusterOption, ZooKeeperOption
-from edl.cli.following import followed
+from edl.cli.events import followed
 from edl.client.connection import choose_job, connected
 from edl.client.waiting import ClientLimits
 from edl.cluster.client.access import knows_clusters, store_of_job
@@ -44,7 +44,7 @@ _WORKER = re.compile(r"w\d+")
 def logs(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[JOB] [WORKER]", help="For example: digits w3", show_default=False),
+        typer.Argument(metavar="[JOB] [WORKER]", help="For example: digits w3"),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
