@@ -32,16 +32,13 @@ QueueArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the 
 def set_queue(
     name: QueueArgument,
     quota: Annotated[
-        int | None,
-        typer.Option("--quota", metavar="SLOTS", help="Guaranteed slots."),
+        int | None, typer.Option("--quota", metavar="SLOTS", help="Guaranteed slots.")
     ] = None,
     weight: Annotated[
-        float | None,
-        typer.Option("--weight", help="Share of the slots that no quota needs."),
+        float | None, typer.Option("--weight", help="Share of the slots that no quota needs.")
     ] = None,
     most: Annotated[
-        int | None,
-        typer.Option("--max", metavar="SLOTS", help="Never more slots; 0: no limit."),
+        int | None, typer.Option("--max", metavar="SLOTS", help="Never more slots; 0: no limit.")
     ] = None,
     tenant: Annotated[
         str | None,
@@ -63,9 +60,7 @@ def set_queue(
 
 
 def list_queues(
-    as_json: JsonOption = False,
-    cluster: ClusterOption = None,
-    zookeeper: ZooKeeperOption = None,
+    as_json: JsonOption = False, cluster: ClusterOption = None, zookeeper: ZooKeeperOption = None
 ) -> None:
     """List the queues of a cluster, with the slots and jobs that each has now."""
     with Cluster(cluster, zookeeper) as client:
@@ -80,9 +75,7 @@ def list_queues(
 
 
 def delete_queue(
-    name: QueueArgument,
-    cluster: ClusterOption = None,
-    zookeeper: ZooKeeperOption = None,
+    name: QueueArgument, cluster: ClusterOption = None, zookeeper: ZooKeeperOption = None
 ) -> None:
     """Remove a queue that has no jobs any more."""
     with Cluster(cluster, zookeeper) as client:
@@ -107,9 +100,7 @@ TenantArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the
 
 
 def create_tenant(
-    name: TenantArgument,
-    cluster: ClusterOption = None,
-    zookeeper: ZooKeeperOption = None,
+    name: TenantArgument, cluster: ClusterOption = None, zookeeper: ZooKeeperOption = None
 ) -> None:
     """Make a tenant, and write its secret into a file that only you can read.
 
@@ -136,9 +127,7 @@ def list_tenants(cluster: ClusterOption = None, zookeeper: ZooKeeperOption = Non
 
 
 def delete_tenant(
-    name: TenantArgument,
-    cluster: ClusterOption = None,
-    zookeeper: ZooKeeperOption = None,
+    name: TenantArgument, cluster: ClusterOption = None, zookeeper: ZooKeeperOption = None
 ) -> None:
     """Remove a tenant; its secret opens nothing any more.
 
@@ -188,9 +177,7 @@ def set_secret(
 
 
 def list_secrets(
-    as_json: JsonOption = False,
-    cluster: ClusterOption = None,
-    zookeeper: ZooKeeperOption = None,
+    as_json: JsonOption = False, cluster: ClusterOption = None, zookeeper: ZooKeeperOption = None
 ) -> None:
     """List the secrets of a cluster, without their values."""
     with Cluster(cluster, zookeeper) as client:
@@ -208,9 +195,7 @@ def list_secrets(
 
 
 def delete_secret(
-    name: SecretArgument,
-    cluster: ClusterOption = None,
-    zookeeper: ZooKeeperOption = None,
+    name: SecretArgument, cluster: ClusterOption = None, zookeeper: ZooKeeperOption = None
 ) -> None:
     """Remove a secret from a cluster. A job that asks for it waits when it is to start."""
     with Cluster(cluster, zookeeper) as client:

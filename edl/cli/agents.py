@@ -66,8 +66,7 @@ from edl.zookeeper.paths import check_name
 from edl.zookeeper.session import Session
 
 LastLineOption = Annotated[
-    bool,
-    typer.Option("--json", help="End with a line of JSON that says how the agent has ended."),
+    bool, typer.Option("--json", help="End with a line of JSON that says how the agent has ended.")
 ]
 
 
@@ -227,8 +226,7 @@ def run(
         typer.Option("-np", "--np", help="Workers to start with. Default: 1.", show_default=False),
     ] = 1,
     job: Annotated[
-        str | None,
-        typer.Option("--job", help="Name of the job. Default: made up."),
+        str | None, typer.Option("--job", help="Name of the job. Default: made up.")
     ] = None,
     slots: Annotated[
         int | None,
@@ -252,8 +250,7 @@ def run(
         bool, typer.Option("--resume", help="Continue from the script's newest checkpoint.")
     ] = False,
     resume_auto: Annotated[
-        bool,
-        typer.Option(AUTO, AUTO_ALIAS, help="The same if there is a checkpoint, else begin."),
+        bool, typer.Option(AUTO, AUTO_ALIAS, help="The same if there is a checkpoint, else begin.")
     ] = False,
     resume_from: Annotated[
         str | None,
@@ -526,8 +523,7 @@ def agent(
     metrics_port: MetricsPortOption = None,
     zookeeper: ZooKeeperOption = None,
     quiet: Annotated[
-        bool,
-        typer.Option("--quiet", help="Show no output of workers: it is in their logs."),
+        bool, typer.Option("--quiet", help="Show no output of workers: it is in their logs.")
     ] = False,
     as_json: LastLineOption = False,
 ) -> None:

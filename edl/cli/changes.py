@@ -43,8 +43,7 @@ def migrate(
     target: Annotated[str, typer.Option("--to", metavar="HOST", help="Where they shall be.")],
     job: JobArgument = None,
     np: Annotated[
-        int | None,
-        typer.Option("-np", "--np", help="How many workers. Default: all of the host."),
+        int | None, typer.Option("-np", "--np", help="How many workers. Default: all of the host.")
     ] = None,
     timeout_s: Annotated[
         float,
@@ -156,10 +155,7 @@ def _drain_host_of_cluster(
     typer.echo(f"host {host} is drained{left}")
 
 
-SlotsHost = Annotated[
-    str | None,
-    typer.Option("--host", help="Only slots of this host."),
-]
+SlotsHost = Annotated[str | None, typer.Option("--host", help="Only slots of this host.")]
 
 
 def borrow(
@@ -178,8 +174,7 @@ def borrow(
 
 def reclaim(
     slots: Annotated[
-        int | None,
-        typer.Option("--slots", help="How many. Default: all that are borrowed."),
+        int | None, typer.Option("--slots", help="How many. Default: all that are borrowed.")
     ] = None,
     within: Annotated[
         str, typer.Option("--within", metavar="TIME", help="Until they have to be free.")
@@ -256,8 +251,7 @@ def _stop_here(job: str | None, timeout_s: float | None, away: ZooKeeperUnreacha
 def preempt(
     job: JobArgument = None,
     within: Annotated[
-        str,
-        typer.Option("--within", metavar="TIME", help="Until all its workers have ended."),
+        str, typer.Option("--within", metavar="TIME", help="Until all its workers have ended.")
     ] = f"{PREEMPT_WITHIN_S:g}s",
     zookeeper: ZooKeeperOption = None,
 ) -> None:

@@ -49,16 +49,13 @@ def chaos(
         ),
     ] = None,
     count: Annotated[
-        int | None,
-        typer.Option("--count", min=1, help="End after so many faults."),
+        int | None, typer.Option("--count", min=1, help="End after so many faults.")
     ] = None,
     duration: Annotated[
-        str | None,
-        typer.Option("--duration", metavar="TIME", help="End after this."),
+        str | None, typer.Option("--duration", metavar="TIME", help="End after this.")
     ] = None,
     seed: Annotated[
-        int | None,
-        typer.Option("--seed", help="Of moments and victims. Default: drawn."),
+        int | None, typer.Option("--seed", help="Of moments and victims. Default: drawn.")
     ] = None,
     limit: Annotated[
         str, typer.Option("--limit", metavar="TIME", help="How long a recovery may take.")

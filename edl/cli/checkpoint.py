@@ -27,8 +27,7 @@ MAX_CHECKED_BYTES = 10**9  # read and compared in about 2 s
 SourceArgument = Annotated[
     str,
     typer.Argument(
-        metavar="SOURCE",
-        help="A checkpoint, or a directory: its newest one. Also a URL.",
+        metavar="SOURCE", help="A checkpoint, or a directory: its newest one. Also a URL."
     ),
 ]
 

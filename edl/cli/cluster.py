@@ -306,9 +306,7 @@ def next_steps(name: str, hosts: str, local: bool) -> list[str]:
 
 
 def status(
-    cluster: ClusterOption = None,
-    as_json: JsonOption = False,
-    zookeeper: ZooKeeperOption = None,
+    cluster: ClusterOption = None, as_json: JsonOption = False, zookeeper: ZooKeeperOption = None
 ) -> None:
     """Show which controller leads, the hosts and the slots in use, and how many jobs there are."""
     now = Cluster(cluster, zookeeper).status()
@@ -344,8 +342,7 @@ def what_if(
         int, typer.Option("--add-host", metavar="SLOTS", min=1, help="A host with so many slots.")
     ],
     label: Annotated[
-        list[str] | None,
-        typer.Option("--label", metavar="KEY=VALUE", help="A label of that host."),
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="A label of that host.")
     ] = None,
     cluster: ClusterOption = None,
     as_json: JsonOption = False,
@@ -480,8 +477,7 @@ TlsCertificateOption = Annotated[
     ),
 ]
 TlsKeyOption = Annotated[
-    str | None,
-    typer.Option("--tls-key", metavar="FILE", help="The key of that certificate."),
+    str | None, typer.Option("--tls-key", metavar="FILE", help="The key of that certificate.")
 ]
 
 

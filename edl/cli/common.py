@@ -61,13 +61,9 @@ MaybeClusterOption = Annotated[
 ClusterJobArgument = Annotated[
     str, typer.Argument(metavar="JOB", help="Name of a job of the cluster.")
 ]
-HostOption = Annotated[
-    str | None,
-    typer.Option("--host", help="Name of this host in the job."),
-]
+HostOption = Annotated[str | None, typer.Option("--host", help="Name of this host in the job.")]
 AddressOption = Annotated[
-    str | None,
-    typer.Option("--address", help="Where other hosts reach this one."),
+    str | None, typer.Option("--address", help="Where other hosts reach this one.")
 ]
 MetricsPortOption = Annotated[
     int | None,

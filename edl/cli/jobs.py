@@ -55,8 +55,7 @@ OWN_STATES: tuple[str, ...] = tuple(JobState)  # of jobs of `edl run`
 
 def list_jobs(
     queue: Annotated[
-        str | None,
-        typer.Option("--queue", metavar="NAME", help="Only jobs of it."),
+        str | None, typer.Option("--queue", metavar="NAME", help="Only jobs of it.")
     ] = None,
     state: Annotated[
         str | None,
@@ -158,8 +157,7 @@ STANDARD_INPUT = "-"
 
 def submit(
     manifest: Annotated[
-        str,
-        typer.Argument(metavar="FILE", help="The job's manifest; -: standard input."),
+        str, typer.Argument(metavar="FILE", help="The job's manifest; -: standard input.")
     ],
     key: Annotated[
         str | None,
@@ -258,9 +256,7 @@ def wait(
 
 
 def halt(
-    job: ClusterJobArgument,
-    cluster: ClusterOption = None,
-    zookeeper: ZooKeeperOption = None,
+    job: ClusterJobArgument, cluster: ClusterOption = None, zookeeper: ZooKeeperOption = None
 ) -> None:
     """Let a job of a cluster stop with a checkpoint and give its slots to others.
 
@@ -272,9 +268,7 @@ def halt(
 
 
 def resume(
-    job: ClusterJobArgument,
-    cluster: ClusterOption = None,
-    zookeeper: ZooKeeperOption = None,
+    job: ClusterJobArgument, cluster: ClusterOption = None, zookeeper: ZooKeeperOption = None
 ) -> None:
     """Let a halted job of a cluster go on from its newest checkpoint when it gets slots."""
     Cluster(cluster, zookeeper).resume(job)

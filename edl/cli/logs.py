@@ -43,8 +43,7 @@ _WORKER = re.compile(r"w\d+")
 
 def logs(
     words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[JOB] [WORKER]", help="For example: digits w3"),
+        list[str] | None, typer.Argument(metavar="[JOB] [WORKER]", help="For example: digits w3")
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the job ends.")

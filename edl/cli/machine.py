@@ -220,7 +220,4 @@ def _for_others(server: LocalServer, is_found: bool) -> list[str]:
     everywhere = server.address == EVERY_ADDRESS
     option = f"--zookeeper {'ADDRESS' if everywhere else server.address}:{server.port}"
     whose = ", with an address of this machine, here too" if everywhere else ""
-    return [
-        f"commands on other hosts reach it by {option}{whose}",
-        WARNING,
-    ]
+    return [f"commands on other hosts reach it by {option}{whose}", WARNING]

@@ -401,10 +401,7 @@ def _of_trace(path: Path, setup: Setup) -> list[SubmittedJob]:
 
 
 def _drawn(
-    built_in: str,
-    draw: Callable[[str, int], Sequence[SubmittedJob]],
-    arrivals: str,
-    setup: Setup,
+    built_in: str, draw: Callable[[str, int], Sequence[SubmittedJob]], arrivals: str, setup: Setup
 ) -> list[SimulatedRun]:
     """Return a description of a simulation for each policy, each arrival rate and each seed."""
     drawn = {
@@ -464,11 +461,7 @@ Done = tuple[RunOutcome, JctComparison | None]
 NARROW = (0, 0)  # so that a row fits into 80 columns
 SUMMED = ("p50 s", "p99 s", "worst ρ", "span h", "resizes")
 COMPARED = ("published", "same second", "took s")
-LABELS = {
-    POLLUX: ("load", "workload"),
-    JSA: ("arrivals", "seed"),
-    MIX: ("arrivals", "seed"),
-}
+LABELS = {POLLUX: ("load", "workload"), JSA: ("arrivals", "seed"), MIX: ("arrivals", "seed")}
 
 
 def figures(outcome: RunOutcome, comparison: JctComparison | None, history: bool) -> dict[str, Any]:

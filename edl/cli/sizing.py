@@ -32,8 +32,7 @@ _BAR = 20  # characters of an efficiency of 1
 def profile(
     job: JobArgument = None,
     np: Annotated[
-        str | None,
-        typer.Option("-np", "--np", metavar="1..4", help="Sizes to measure."),
+        str | None, typer.Option("-np", "--np", metavar="1..4", help="Sizes to measure.")
     ] = None,
     steps: Annotated[int, typer.Option("--steps", help="Steps measured in each size.")] = STEPS,
     show: Annotated[
@@ -41,8 +40,7 @@ def profile(
     ] = False,
     as_json: JsonOption = False,
     plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE.png|svg", help="Draw it, too."),
+        Path | None, typer.Option("--plot", metavar="FILE.png|svg", help="Draw it, too.")
     ] = None,
     timeout_s: Annotated[
         float,

@@ -274,8 +274,7 @@ class Screen:
 
 def top(
     job: Annotated[
-        str | None,
-        typer.Argument(metavar="[JOB]", help="Name of one job. Default: all jobs."),
+        str | None, typer.Argument(metavar="[JOB]", help="Name of one job. Default: all jobs.")
     ] = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
