@@ -170,7 +170,18 @@ def set_secret(
     A job whose manifest has `secrets: [NAME]` reads it from the file NAME in the directory
     EDL_SECRETS_DIR. A new value counts for what starts after that.
     """
-    content = _given(name) if file is None else _content_of(file)
+    if file is not None:
+        try:
+            with file.open("rb") as opened:
+                content = opened.read(MOST_BYTES + 1)
+        except OSError as error:
+            raise UsageError(f"cannot read {file}: {error.strerror}") from None
+    elif sys.stdin is None:  # the parent has closed it
+        raise UsageError("standard input is closed; give the value by --file")
+    elif sys.stdin.isatty():
+        content = getpass.getpass(f"Value of the secret {name}: ").encode()
+    else:
+        content = sys.stdin.buffer.read(MOST_BYTES + 2).removesuffix(b"\n")
     with Cluster(cluster, zookeeper) as client:
         client.secrets.set(name, content)
         typer.echo(f"secret {name} is set in cluster {client.name}")
@@ -204,22 +215,3 @@ def delete_secret(
     if asking:
         jobs = counted(len(asking), "job")
         typer.echo(f"{jobs} {verb(len(asking), 'asks', 'ask')} for it: {', '.join(asking)}")
-
-
-def _given(name: str) -> bytes:
-    """Return the value of the secret `name` from standard input, without a newline at its end."""
-    if sys.stdin is None:  # the parent has closed it
-        raise UsageError("standard input is closed; give the value by --file")
-    if sys.stdin.isatty():
-        return getpass.getpass(f"Value of the secret {name}: ").encode()
-    content = sys.stdin.buffer.read(MOST_BYTES + 2)
-    return content.removesuffix(b"\n")
-
-
-def _content_of(path: Path) -> bytes:
-    """Return the content of a file; raise a UsageError if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None

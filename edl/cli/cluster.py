@@ -373,7 +373,11 @@ def policy(
     now = own.get() if name is None else own.set(name, values)
     changed = "".join(f" {key}={value}" for key, value in sorted(now.parameters.items()))
     typer.echo(f"policy: {now.policy}{changed}")
-    typer.echo(_about_policy(now.policy))
+    if is_own(now.policy):
+        about = "your own; the leading controller imports it, and `edl cluster status` says if not"
+    else:
+        about = POLICIES[now.policy][1] if now.policy in POLICIES else "this edl does not have it"
+    typer.echo(about)
 
 
 def parameters_of(policy: str, texts: Sequence[str]) -> dict[str, object]:
@@ -385,12 +389,6 @@ def parameters_of(policy: str, texts: Sequence[str]) -> dict[str, object]:
         found[key] = _value(value, getattr(known, key, None))
     load_policy(policy, found)
     return found
-
-
-def _about_policy(name: str) -> str:
-    if is_own(name):
-        return "your own; the leading controller imports it, and `edl cluster status` says if not"
-    return POLICIES[name][1] if name in POLICIES else "this edl does not have it"
 
 
 def status_table(now: ClusterStatus) -> RenderableType:
@@ -410,8 +408,13 @@ def status_table(now: ClusterStatus) -> RenderableType:
         rows["fleet"] = now.fleet
     if now.problem:
         rows["problem"] = now.problem
-    if versions := _versions(now):
-        rows["edl"] = versions
+    found: dict[str, list[str]] = {now.version: ["the leader"]} if now.version else {}
+    for host in now.hosts:
+        if host.version:
+            found.setdefault(host.version, []).append(host.host)
+    if len(found) > 1:  # else it is the same everywhere
+        versions = (f"{version} ({some(names)})" for version, names in sorted(found.items()))
+        rows["edl"] = ", ".join(versions)
     for host in now.hosts:
         if host.problem:
             rows[f"host {host.host}"] = host.problem
@@ -423,16 +426,6 @@ def status_table(now: ClusterStatus) -> RenderableType:
     parts = [hosts] if now.hosts else []
     parts += [queue_table(now.queues)] if now.queues else []
     return Group(facts_table(rows), *parts)
-
-
-def _versions(now: ClusterStatus) -> str:
-    """Return which version of edl runs where, as a text; empty if it is the same everywhere."""
-    found: dict[str, list[str]] = {now.version: ["the leader"]} if now.version else {}
-    for host in now.hosts:
-        if host.version:
-            found.setdefault(host.version, []).append(host.host)
-    texts = [f"{version} ({some(names)})" for version, names in sorted(found.items())]
-    return ", ".join(texts) if len(texts) > 1 else ""
 
 
 def _show(found: Sequence[JobPlan], as_json: bool) -> None:

@@ -20,7 +20,6 @@ from edl.cluster.client.history_file import MOST_ROWS, HistoryFile, history_path
 from edl.cluster.history import JobHistory, SlotInterval
 from edl.config import LOOPBACK
 from edl.text import counted, rounded
-from edl.zookeeper.session import Session
 
 PORT = 8470
 PACKAGES = ("starlette", "uvicorn")
@@ -70,7 +69,11 @@ def dashboard(
     runs, the only one that has ended is shown.
     """
     check_packages("the dashboard", PACKAGES, "dashboard")
-    from edl.dashboard.server import run_cluster_dashboard, run_dashboard  # takes half a second
+    from edl.dashboard.server import (  # takes half a second
+        access_of_job,
+        run_cluster_dashboard,
+        run_dashboard,
+    )
 
     listen = ListenAddress(address, port)
     write = line_writer()
@@ -86,17 +89,12 @@ def dashboard(
             run_cluster_dashboard(partial(connected_cluster, name, zookeeper), listen, say, actions)
             return
     with connected(zookeeper) as session:
-        secret = None if job is None else _secret_in_cluster(session, job, cluster)
+        secret = None
+        if job is not None:
+            store = store_of_job(session, job, cluster)
+            if store is not None and store.jobs.has(job):
+                secret = access_of_job(store, job).secret
         run_dashboard(choose_job(session, job, ended=True, secret=secret), listen, say, actions)
-
-
-def _secret_in_cluster(session: Session, job: str, cluster: str | None) -> str | None:
-    store = store_of_job(session, job, cluster)
-    if store is None or not store.jobs.has(job):
-        return None
-    from edl.dashboard.server import access_of_job
-
-    return access_of_job(store, job).secret
 
 
 HOUR_S = 3600.0

@@ -366,9 +366,8 @@ def details_text(details: ClusterJobDetails, now_s: float, width: int | None) ->
     size = max(map(len, rows)) + len(_GAP)
     lines = [f"{title.ljust(size)}{text}" for title, text in rows.items()]
     lines = [line if width is None else wrapped(line, width, size) for line in lines]
-    manifest = yaml.safe_dump(
-        _given(details.manifest), sort_keys=False, default_flow_style=None, allow_unicode=True
-    )
+    given = _differing(details.manifest.to_json(), JobManifest("", (), 0, 0).to_json())
+    manifest = yaml.safe_dump(given, sort_keys=False, default_flow_style=None, allow_unicode=True)
     lines += ["", "manifest", *(f"  {line}" for line in manifest.splitlines()), "", "history"]
     lines += [f"  {event_line(event, None, named=False)}" for event in details.history]
     return "\n".join(lines)
@@ -397,51 +396,32 @@ def _range(least: int, most: int) -> str:
 
 def _rows(details: ClusterJobDetails, now_s: float) -> dict[str, str]:
     """Return the lines about the state of a job as texts, by their titles, in the order to show."""
-    job = details.job
+    job, where = details.job, ""
+    if details.devices:
+        has = by_host({host: len(devices) for host, devices in details.devices.items()})
+        back = {host: len(devices) for host, devices in details.leaving.items()}
+        where = f" ({has}{f'; giving back {by_host(back)}' if back else ''})"
+    failed = f", {job.failures} failed" if job.failures else ""
+    token = f"; the last one is {details.run}" if details.run else ""
+    wanted = {Goal.RUN: "", Goal.HALT: "that it halts"}.get(job.wanted, "that it is gone")
+    left_s = details.not_before_s - now_s
+    waits = job.state is LifeState.QUEUED and left_s > 0
     since = f", for {rounded(now_s - job.since_s)}" if job.since_s else ""
     rows = {
         "job": job.name,
         "state": f"{job.outcome}{since}: {job.reason}",
-        "wanted": "" if job.wanted is Goal.RUN else _wanted(job),
-        "slots": f"{job.slots} of {_range(job.min, job.max)}, {job.np} wanted{_where(details)}"
+        "wanted": wanted,
+        "slots": f"{job.slots} of {_range(job.min, job.max)}, {job.np} wanted{where}"
         + (f"; {job.surplus} beyond the quota of its queue" if job.surplus else ""),
         "priority": f"{job.priority}, queue {job.queue}",
         "submitted": f"{_moment(job.submitted_s)}, {rounded(now_s - job.submitted_s)} ago",
         "started": _moment(job.started_s) if job.started_s else "",
         "ended": f"{_moment(job.ended_s)}, exit code {job.exit_code}" if job.ended_s else "",
-        "runs": f"{_runs(details)}; {details.slot_s:,.0f} slot-seconds",
-        "next start": _next_start(details, now_s),
+        "runs": f"{job.runs}{failed}{token}; {details.slot_s:,.0f} slot-seconds",
+        "next start": f"not in the next {rounded(left_s)}" if waits else "",
         "samples/s": throughput_text(details.throughput),
     }
     return {title: text for title, text in rows.items() if text}
-
-
-def _wanted(job: ClusterJobStatus) -> str:
-    return "that it halts" if job.wanted is Goal.HALT else "that it is gone"
-
-
-def _where(details: ClusterJobDetails) -> str:
-    """Return how many slots a job has on which hosts, in parentheses; "" if it has none."""
-    if not details.devices:
-        return ""
-    has = by_host({host: len(devices) for host, devices in details.devices.items()})
-    back = {host: len(devices) for host, devices in details.leaving.items()}
-    return f" ({has}{f'; giving back {by_host(back)}' if back else ''})"
-
-
-def _runs(details: ClusterJobDetails) -> str:
-    """Return how many runs a job had, how many have failed, and the token of the last."""
-    job = details.job
-    failed = f", {job.failures} failed" if job.failures else ""
-    token = f"; the last one is {details.run}" if details.run else ""
-    return f"{job.runs}{failed}{token}"
-
-
-def _next_start(details: ClusterJobDetails, now_s: float) -> str:
-    """Return as text how long a queued job is not started; "" for any other job."""
-    left_s = details.not_before_s - now_s
-    waits = details.job.state is LifeState.QUEUED and left_s > 0
-    return f"not in the next {rounded(left_s)}" if waits else ""
 
 
 def throughput_text(curve: Sequence[ThroughputPoint]) -> str:
@@ -457,11 +437,6 @@ def throughput_text(curve: Sequence[ThroughputPoint]) -> str:
 def _moment(time_s: float) -> str:
     """Return a time in seconds since 1970 as text: date and time in the local time zone."""
     return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _given(manifest: JobManifest) -> Mapping[str, Any]:
-    usual = JobManifest("", (), 0, 0).to_json()
-    return _differing(manifest.to_json(), usual)
 
 
 def _differing(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,41 +63,31 @@ def profile(
     if show:
         if np is not None:
             raise UsageError("--show measures nothing; leave --np out")
-        curve = _kept(target)
+        kept = target.curve()
+        if kept is None or not kept.points:
+            raise UsageError("the job was never profiled; `edl profile JOB --np 1..4` does it")
+        curve = kept
     elif np is None:
         raise UsageError("give the sizes to measure, like --np 1..4, or --show")
     else:
-        curve = _measure(target, sizes(np), steps, timeout_s)
+
+        def interrupt(number: int, _: object) -> None:
+            raise KeyboardInterrupt(number)
+
+        order, to_end = sizes(np), (signal.SIGTERM, signal.SIGHUP)
+        try:
+            with handled(to_end, interrupt), progress() as on_message:
+                curve = target.profile(order, steps, timeout_s, on_message)
+        except KeyboardInterrupt as end:
+            notes = getattr(end, "__notes__", ["nothing was changed"])
+            print(f"edl: {'; '.join(['interrupted', *notes])}", file=sys.stderr)
+            raise typer.Exit(128 + (end.args[0] if end.args else signal.SIGINT)) from None
     if as_json:
         typer.echo(json.dumps(curve.figures()))
     else:
         print_table(profile_table(curve))
     if plot is not None:
         draw(curve, plot)
-
-
-def _kept(job: Job) -> Curve:
-    """Return the newest profile that is stored with the job."""
-    curve = job.curve()
-    if curve is None or not curve.points:
-        raise UsageError("the job was never profiled; `edl profile JOB --np 1..4` does it")
-    return curve
-
-
-def _measure(job: Job, order: tuple[int, ...], steps: int, timeout_s: float) -> Curve:
-    """Profile the job, and return the measured points."""
-    to_end = (signal.SIGTERM, signal.SIGHUP)
-    try:
-        with handled(to_end, _interrupt), progress() as on_message:
-            return job.profile(order, steps, timeout_s, on_message)
-    except KeyboardInterrupt as end:
-        notes = getattr(end, "__notes__", ["nothing was changed"])
-        print(f"edl: {'; '.join(['interrupted', *notes])}", file=sys.stderr)
-        raise typer.Exit(128 + (end.args[0] if end.args else signal.SIGINT)) from None
-
-
-def _interrupt(number: int, _: object) -> None:
-    raise KeyboardInterrupt(number)
 
 
 def profile_table(curve: Curve) -> Table:

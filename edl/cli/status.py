@@ -105,19 +105,12 @@ def _show(now: JobStatus, as_json: bool) -> None:
 
 def status_table(now: JobStatus) -> RenderableType:
     """Lay out the status of a job for a terminal: a row for each fact, then one for each worker."""
-    rows = _job_rows(now) | _training_rows(now) | _slot_rows(now) | _given_up_rows(now)
-    head = facts_table(rows)
-    return Group(head, _members_table(now)) if now.members else head
-
-
-def _job_rows(now: JobStatus) -> dict[str, str]:
-    """Return the rows that the status of every job has: its state, leader, size and progress."""
     wanted = now.desired or now.assigned
     where, has = _listed(now, wanted), _listed(now, now.assigned)
     assigned = "" if where == has else f"; assigned: {has}"
     leads = next((member for member in now.members if member.id == now.leader), None)
     at = f" on {leads.host}, process {leads.pid}" if leads is not None else ""
-    return {
+    rows = {
         "job": now.job,
         "state": _state(now),
         "leader": f"{now.leader or 'nobody'}{at}, term {now.term}",
@@ -126,11 +119,6 @@ def _job_rows(now: JobStatus) -> dict[str, str]:
         "progress": _progress(now),
         "ZooKeeper": now.zookeeper + (f"; {now.away}" if now.away else ""),
     }
-
-
-def _training_rows(now: JobStatus) -> dict[str, str]:
-    """Return the rows about samples, batches, policy and speed for which the status has values."""
-    rows = {}
     if now.untrained:
         rows["untrained"] = f"{now.untrained:,} samples of epochs that were left before their end"
     if now.policy:
@@ -147,48 +135,35 @@ def _training_rows(now: JobStatus) -> dict[str, str]:
 
         slow = SlowestWorker(int(now.slowest.removeprefix("w")), now.slowest_s, now.others_s)
         rows["slowest"] = str(slow)
-    return rows
-
-
-def _slot_rows(now: JobStatus) -> dict[str, str]:
-    """Return the rows about devices, and about free, borrowed and reclaimed slots."""
-    rows = {}
     if now.devices:
         rows["devices"] = "; ".join(
             f"{host}: {', '.join(map(str, numbers))}" for host, numbers in now.devices.items()
         )
-    if free := _free(now):
+    room = {host: slots - wanted.get(host, 0) for host, slots in now.hosts.items()}
+    if free := {host: n for host, n in room.items() if n > 0}:
         rows["free slots"] = by_host(free)
     if now.borrowed:
         rows["borrowed slots"] = by_host(now.borrowed)
     if now.reclaims:
         rows["given back"] = "; ".join(map(_due, now.reclaims))
-    return rows
-
-
-def _given_up_rows(now: JobStatus) -> dict[str, str]:
-    """Return a row for the `GIVEN_UP_SHOWN` workers evicted last and for each disabled slot."""
     evicted = list(now.evicted.items())[-GIVEN_UP_SHOWN:]
-    workers = {f"{worker} evicted": reason for worker, reason in evicted}
-    slots = {f"slot {slot} disabled": reason for slot, reason in now.disabled_slots.items()}
-    return workers | slots
-
-
-def _members_table(now: JobStatus) -> Table:
-    """Return a table of the workers of the job whose status is `now`, ordered by rank."""
+    rows |= {f"{worker} evicted": reason for worker, reason in evicted}
+    rows |= {f"slot {slot} disabled": reason for slot, reason in now.disabled_slots.items()}
+    head = facts_table(rows)
+    if not now.members:
+        return head
     titles = ["worker", "rank", "stage", "host", "pid", "port"]
     has_devices = any(member.device is not None for member in now.members)
     titles += ["device"] if has_devices else []
     members = Table(*columns(*titles), box=box.SIMPLE_HEAD, pad_edge=False)
-    by_rank = sorted(now.members, key=lambda m: (m.rank is None, m.rank or 0, m.id))
-    for member in by_rank:
+    for member in sorted(now.members, key=lambda m: (m.rank is None, m.rank or 0, m.id)):
         mark = " (leads)" if member.id == now.leader else ""
         rank = "-" if member.rank is None else str(member.rank)
         cells = [rank, member.stage, member.host, str(member.pid), str(member.port)]
         if has_devices:
             cells.append("-" if member.device is None else str(member.device))
         members.add_row(member.id + mark, *cells)
-    return members
+    return Group(head, members)
 
 
 def _state(now: JobStatus) -> str:
@@ -218,13 +193,6 @@ def _progress(now: JobStatus) -> str:
     quiet = now.quiet_s >= max(QUIET_S, 5 * now.median_step_s) and not now.state.over and now.step
     last = f", the last one {now.quiet_s:.0f} s ago" if quiet else ""
     return f"{epoch}step {now.step}{last}, {now.samples_per_s:.0f} samples/s"
-
-
-def _free(now: JobStatus) -> dict[str, int]:
-    """Return the number of slots, by host, beyond the workers that are desired there."""
-    wanted = now.desired or now.assigned
-    room = {host: slots - wanted.get(host, 0) for host, slots in now.hosts.items()}
-    return {host: n for host, n in room.items() if n > 0}
 
 
 def _listed(now: JobStatus, hosts: Mapping[str, int]) -> str:
