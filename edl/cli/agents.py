@@ -65,6 +65,10 @@ from edl.zookeeper.local_server import find_local, start_local
 from edl.zookeeper.paths import check_name
 from edl.zookeeper.session import Session
 
+SlotsOption = Annotated[
+    int | None,
+    typer.Option("--slots", help="Workers that fit on this host. Default: the job's maximum."),
+]
 LastLineOption = Annotated[
     bool, typer.Option("--json", help="End with a line of JSON that says how the agent has ended.")
 ]
@@ -98,18 +102,7 @@ class LastLine:
 
 @contextmanager
 def last_line(as_json: bool, job: str | None = None, run: str | None = None) -> Iterator[LastLine]:
-    """While entered, provide the last line of a command with an agent; print it at the end.
-
-    It is printed when the block raises ``typer.Exit``, or one of :data:`SENTENCES`: then the
-    error's sentence is the reason in the line, and is printed to standard error, too, and
-    ``typer.Exit`` with the exit code is raised in its place. A block that raises neither prints no
-    line.
-
-    Args:
-        as_json: whether the line is printed at all; if not, errors pass through this block.
-        job: the name of the job; None if it is not known yet.
-        run: the token of the run of the job; None if it is not known yet.
-    """
+    """While entered, provide the last line of a command with an agent; print it at the end."""
     line = LastLine(job, run)
     if not as_json:
         yield line
@@ -119,7 +112,7 @@ def last_line(as_json: bool, job: str | None = None, run: str | None = None) -> 
     except typer.Exit:
         line.print()
         raise
-    except SENTENCES as error:
+    except SENTENCES as error:  # whose sentence is the reason in the line, too
         raise _with_error(line, error) from None
 
 
@@ -460,10 +453,7 @@ def join(
         str | None,
         typer.Option("--job", help="Name of the job; may be left out when one is running."),
     ] = None,
-    slots: Annotated[
-        int | None,
-        typer.Option("--slots", help="Workers that fit on this host. Default: the job's maximum."),
-    ] = None,
+    slots: SlotsOption = None,
     np: Annotated[
         int | None,
         typer.Option(
@@ -513,10 +503,7 @@ def agent(
             help="Token of the run, which is one start of the job: `submit(..., run=TOKEN)`.",
         ),
     ],
-    slots: Annotated[
-        int | None,
-        typer.Option("--slots", help="Workers that fit on this host. Default: the job's maximum."),
-    ] = None,
+    slots: SlotsOption = None,
     host: HostOption = None,
     address: AddressOption = None,
     network_interface: InterfaceOption = None,

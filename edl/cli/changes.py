@@ -13,6 +13,7 @@ from edl.cli.common import (
     JobArgument,
     MaybeClusterOption,
     ZooKeeperOption,
+    duration,
     interruptible,
     progress,
     worker_number,
@@ -22,7 +23,6 @@ from edl.client.changes import LIMITS, PREEMPT_WITHIN_S
 from edl.client.connection import choose_job, connected
 from edl.client.job import ANSWER_S, RECLAIM_S, TIMEOUT_S
 from edl.errors import CoordinationError, UsageError, ZooKeeperUnreachable, some
-from edl.text import seconds
 from edl.zookeeper.nodes import delete_ended, unknown_job
 
 
@@ -189,9 +189,7 @@ def reclaim(
     before the time is over is killed, and the others train on. Ctrl-C does not take the request
     back.
     """
-    deadline_s = seconds(within)
-    if deadline_s is None:
-        raise UsageError(f"--within {within} is no time; write it as 30s, or 2m")
+    deadline_s = duration("--within", within)
     with interruptible(), progress() as on_message:
         done = Job(job, zookeeper).reclaim(slots, deadline_s, host, on_message)
     typer.echo(str(done))
@@ -261,14 +259,12 @@ def preempt(
     last steps could not be saved within the bound: then this command fails, and names the newest
     complete checkpoint, which is never touched.
     """
-    within_s = seconds(within)
-    if not within_s:
-        raise UsageError(f"--within {within} is no time; write it as 30s, or 2m")
-    typer.echo(Job(job, zookeeper).preempt(within_s, on_message=_warn))
+    within_s = duration("--within", within)
 
+    def warn(sentence: str) -> None:
+        typer.echo(f"edl: {sentence}", err=True)
 
-def _warn(sentence: str) -> None:
-    typer.echo(f"edl: {sentence}", err=True)
+    typer.echo(Job(job, zookeeper).preempt(within_s, on_message=warn))
 
 
 def delete(

@@ -30,6 +30,7 @@ from edl.cli.common import (
     JsonOption,
     ZooKeeperOption,
     columns,
+    duration,
     facts_table,
     line_writer,
     print_table,
@@ -55,7 +56,7 @@ from edl.host.adoption import machine_name
 from edl.host.devices import CUDA
 from edl.host.signals import TO_END, handled
 from edl.http.signing import new_token
-from edl.text import by_host, counted, seconds, verb
+from edl.text import by_host, counted, verb
 from edl.zookeeper.access import CLUSTERS
 from edl.zookeeper.local_server import start_local
 
@@ -533,9 +534,7 @@ def token(
 
     Whoever has it may do with the cluster what you may, until it expires; it cannot be taken back.
     """
-    valid_s = seconds(valid)
-    if not valid_s:
-        raise UsageError(f"--valid is {valid!r}; write a duration, such as 12h or 30d")
+    valid_s = duration("--valid", valid)
     with connected_cluster(cluster, zookeeper) as store:
         store.nodes.check_administrator("make tokens for the HTTP API")
         access = store.nodes.session.access

@@ -23,6 +23,7 @@ from edl import config
 from edl.errors import CoordinationError, UsageError
 from edl.host.output import LineOutput, OutputStream
 from edl.host.process import INTERRUPTED
+from edl.text import seconds
 
 if TYPE_CHECKING:
     from rich.table import Column, Table
@@ -89,6 +90,7 @@ BorrowedFileOption = Annotated[
         help="A file that says how many slots of this host the job borrows.",
     ),
 ]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 WaitTimeoutOption = Annotated[
     float | None,
@@ -166,11 +168,7 @@ def settings_of_agent(**arguments: Any) -> config.Config:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """While entered, provide a function that shows a sentence at the foot of a terminal.
-
-    Each sentence replaces the one before; after the block none is left. If standard error is no
-    terminal, nothing is shown.
-    """
+    """While entered, provide a function that shows a sentence at the foot of a terminal."""
     with Console(stderr=True, highlight=False).status("", spinner="line") as line:
         yield lambda message: line.update(escape(message))
 
@@ -184,6 +182,13 @@ def interruptible() -> Iterator[None]:
         if notes := getattr(end, "__notes__", []):  # else nothing was changed
             print(f"edl: {'; '.join(notes)}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def duration(option: str, text: str) -> float:
+    """Return the seconds, more than 0, that a user gives with an option, such as "30s"."""
+    if not (found := seconds(text)):
+        raise UsageError(f"{option} {text} is no time; write it as 30s, or 2m")
+    return found
 
 
 def worker_number(text: str) -> int:

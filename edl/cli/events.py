@@ -14,6 +14,7 @@ import typer
 
 from edl.cli.common import (
     FOLLOW_S,
+    FollowOption,
     JobArgument,
     JsonOption,
     MaybeClusterOption,
@@ -43,9 +44,7 @@ EVERY_KIND = "all"  # what `--explain` takes beside a kind
 def events(
     job: JobArgument = None,
     as_json: JsonOption = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
-    ] = False,
+    follow: FollowOption = False,
     explains: Annotated[
         str | None,
         typer.Option(

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from edl import config
-from edl.cli.common import FOLLOW_S, MaybeClusterOption, ZooKeeperOption
+from edl.cli.common import FOLLOW_S, FollowOption, MaybeClusterOption, ZooKeeperOption
 from edl.cli.events import followed
 from edl.client.connection import choose_job, connected
 from edl.client.waiting import ClientLimits
@@ -43,9 +43,7 @@ def logs(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[JOB] [WORKER]", help="For example: digits w3")
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
-    ] = False,
+    follow: FollowOption = False,
     previous: Annotated[
         bool, typer.Option("--previous", "-p", help="Of the run before, of the same name.")
     ] = False,

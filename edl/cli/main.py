@@ -80,10 +80,7 @@ class Verbs(TyperGroup):
 
 @cache
 def command_named(name: str) -> Any:
-    """Import the command ``name`` of edl, add the options that all commands share, and return it.
-
-    ``name`` is a key of VERBS. Further calls return the same object.
-    """
+    """Import a command of edl, add the options that all commands share, and return it."""
     verb = VERBS[name]
     one = typer.Typer(
         help=verb.help or None,

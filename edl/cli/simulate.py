@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +15,6 @@ from rich import box
 from rich.table import Table
 
 from edl.cli.common import JsonOption, print_table, progress
-from edl.cluster.policies.registry import OwnPolicy
 from edl.cluster_policies import is_own, load_own_policy
 from edl.errors import UsageError, some
 from edl.figures import check_figure
@@ -33,7 +31,6 @@ from edl.simulator.published.workloads.virtualflow_workload import virtualflow_j
 from edl.simulator.registry import POLICIES, registered_policy
 from edl.simulator.results import Result, levels, spans
 from edl.simulator.runs import RunOutcome, SimulatedRun, do_all
-from edl.simulator.workload import SubmittedJob
 from edl.text import counted
 
 if TYPE_CHECKING:
@@ -214,10 +211,25 @@ def simulate(
         failures=failures_of(mtbf_s, repair_s, drawn[0]),
         drop=drop,
     )
-    jobs = JobOptions(workload_set, trace_file, loads, workloads, arrivals, applications_mix)
-    names, own = policy_names(policies)
-    setup = Setup(names, rules, nodes, slots, drawn, own)
-    runs = runs_of(jobs, setup)
+    given = {
+        "--load": loads,
+        "--workload": workloads,
+        "--arrivals": arrivals,
+        "--mix": applications_mix,
+    }
+    names = [name.strip() for name in policies.split(",")]
+    own = {name: load_own_policy(name) for name in names if is_own(name)}
+    for name in names:
+        if name not in own:
+            registered_policy(name)
+    job_sets = job_sets_of(workload_set, trace_file, given, drawn, nodes, slots)
+    runs = [
+        SimulatedRun(
+            name, rules, nodes, slots, own=own.get(name), built_in=workload_set or "", **one
+        )
+        for name in names
+        for one in job_sets
+    ]
     if compared:
         check_comparable(runs)
     if plot is not None:
@@ -262,48 +274,45 @@ WORKLOADS = "1..8"
 REPAIR_S = 600.0
 
 
-@dataclass(frozen=True)
-class Setup:
-    """The settings that all simulations of one `edl simulate` share, whatever their jobs."""
-
-    # the names of the policies; all jobs are simulated once with each policy
-    policies: Sequence[str]
-    rules: Rules  # the rules of the simulation, such as the cost of a change of slots
-    nodes: int  # the number of nodes of the cluster
-    slots: int  # the number of slots of each node
-    seeds: Sequence[int]  # the seeds, at least one; several only for jobs that are drawn at random
-    # the policies among them that a user has written, by name
-    own: Mapping[str, OwnPolicy] = field(default_factory=dict)
-
-    def run(self, policy: str, **jobs: Any) -> SimulatedRun:
-        """Return the description of a simulation with these settings; nothing is simulated."""
-        own = self.own.get(policy)
-        return SimulatedRun(policy, self.rules, self.nodes, self.slots, own=own, **jobs)
-
-
-@dataclass(frozen=True)
-class JobOptions:
-    """The options of `edl simulate` that choose jobs, as the user typed them."""
-
-    built_in: str | None  # the name of a built-in set of jobs; None if `trace_file` has the jobs
-    trace_file: Path | None  # the file with the jobs; None for built-in ones
-    # for the set `pollux`: multiples of the paper's rate of jobs, or "realistic", like "0.5,1.0";
-    # None for 1.0
-    loads: str | None
-    # for the set `pollux`: the numbers of its workloads, like "1,3" or "1..8"; None for all
-    workloads: str | None
-    # for the sets `jsa` and `mix`: the arrival rates of jobs, by name or in jobs a minute; None for
-    # the default of the set
-    arrivals: str | None
-    # for the set `mix`: how often each application comes, like "cifar10=3,bert"; None for the
-    # published shares
-    mix: str | None
-
-    def __post_init__(self) -> None:
-        given = (self.loads, self.workloads, self.arrivals, self.mix)
-        for (option, of), value in zip(OF_SETS.items(), given, strict=True):
-            if value is not None and self.built_in not in of:
-                raise UsageError(f"{option} is for {' and '.join(of)}; leave it out")
+def job_sets_of(
+    built_in: str | None,
+    trace_file: Path | None,
+    given: Mapping[str, str | None],
+    seeds: Sequence[int],
+    nodes: int,
+    slots: int,
+) -> list[dict[str, Any]]:
+    """Return the fields of a SimulatedRun for each set of jobs that a policy is to get."""
+    for option, of in OF_SETS.items():
+        if given[option] is not None and built_in not in of:
+            raise UsageError(f"{option} is for {' and '.join(of)}; leave it out")
+    if trace_file is not None:
+        jobs = trace.read_trace(trace_file, nodes * slots)
+        if any(job.kind in measured_applications() for job in jobs):
+            pollux_workload.check_measured(slots)
+        return [{"jobs": tuple(jobs), "seed": seeds[0]}]
+    if built_in in DRAWN:
+        if built_in == MIX:
+            pollux_workload.check_measured(slots)
+            draw = partial(mixed_jobs, mix=given["--mix"] or "")
+            shapes = given["--arrivals"] or mixed_workload.ARRIVALS
+        else:
+            draw, shapes = partial(jsa_jobs), given["--arrivals"] or "high"
+        pairs = dict.fromkeys((each.strip(), seed) for each in shapes.split(",") for seed in seeds)
+        return [
+            {"load": shape, "workload": seed, "jobs": tuple(draw(shape, seed)), "seed": seed}
+            for shape, seed in pairs
+        ]
+    if built_in == VIRTUALFLOW:
+        return [{"jobs": tuple(virtualflow_jobs()), "seed": seeds[0]}]
+    of_paper = [_load(text) for text in (given["--load"] or LOAD).split(",")]
+    numbers = _numbers(given["--workload"] or WORKLOADS, "workload", pollux_workload.WORKLOADS)
+    pollux_workload.check_measured(slots)
+    return [
+        {"load": load, "workload": number, "seed": seeds[0]}
+        for load in of_paper
+        for number in numbers
+    ]
 
 
 def job_set(name: str | None, trace_file: Path | None, compared: bool) -> JobSet:
@@ -345,32 +354,6 @@ def failures_of(mtbf_s: float | None, repair_s: float | None, seed: int) -> Fail
     return Failures(mtbf_s, repair_s, seed)
 
 
-def policy_names(text: str) -> tuple[list[str], dict[str, OwnPolicy]]:
-    """Return the names of policies in `text`, which are separated by commas, in that order."""
-    names, own = [name.strip() for name in text.split(",")], {}
-    for name in names:
-        if is_own(name):
-            own[name] = load_own_policy(name)
-        else:
-            registered_policy(name)
-    return names, own
-
-
-def runs_of(jobs: JobOptions, setup: Setup) -> list[SimulatedRun]:
-    """Return descriptions of the simulations to compute."""
-    if jobs.trace_file is not None:
-        return _alike(setup, _of_trace(jobs.trace_file, setup))
-    if jobs.built_in == JSA:
-        return _drawn(JSA, jsa_jobs, jobs.arrivals or "high", setup)
-    if jobs.built_in == MIX:
-        pollux_workload.check_measured(setup.slots)
-        draw = partial(mixed_jobs, mix=jobs.mix or "")
-        return _drawn(MIX, draw, jobs.arrivals or mixed_workload.ARRIVALS, setup)
-    if jobs.built_in == VIRTUALFLOW:
-        return _alike(setup, virtualflow_jobs(), VIRTUALFLOW)
-    return _of_pollux(jobs.loads or LOAD, jobs.workloads or WORKLOADS, setup)
-
-
 def check_comparable(runs: Sequence[SimulatedRun]) -> None:
     """Raise an error unless Pollux' results were published for each of `runs`, as it is set up."""
     rules = Rules(pollux_workload.INTERVAL_S, pollux_workload.RESIZE, whole_seconds=True)
@@ -382,52 +365,6 @@ def check_comparable(runs: Sequence[SimulatedRun]) -> None:
                 "--compare: the published answers are of 16 nodes of 4 slots, an interval of 60 s, "
                 "a resize cost of 30 s, without interference and failures; leave these options out"
             )
-
-
-def _alike(setup: Setup, jobs: Sequence[SubmittedJob], built_in: str = "") -> list[SimulatedRun]:
-    """Return a description of one simulation of `jobs` for each policy in `setup`."""
-    (seed, *_) = setup.seeds
-    return [
-        setup.run(name, jobs=tuple(jobs), seed=seed, built_in=built_in) for name in setup.policies
-    ]
-
-
-def _of_trace(path: Path, setup: Setup) -> list[SubmittedJob]:
-    """Return the jobs in the trace file `path`, a table in the CSV format."""
-    jobs = trace.read_trace(path, setup.nodes * setup.slots)
-    if any(job.kind in measured_applications() for job in jobs):
-        pollux_workload.check_measured(setup.slots)
-    return jobs
-
-
-def _drawn(
-    built_in: str, draw: Callable[[str, int], Sequence[SubmittedJob]], arrivals: str, setup: Setup
-) -> list[SimulatedRun]:
-    """Return a description of a simulation for each policy, each arrival rate and each seed."""
-    drawn = {
-        (shape.strip(), seed): tuple(draw(shape.strip(), seed))
-        for shape in arrivals.split(",")
-        for seed in setup.seeds
-    }
-    return [
-        setup.run(name, load=shape, workload=seed, jobs=jobs, seed=seed, built_in=built_in)
-        for name in setup.policies
-        for (shape, seed), jobs in drawn.items()
-    ]
-
-
-def _of_pollux(loads: str, workloads: str, setup: Setup) -> list[SimulatedRun]:
-    """Return a simulation for each policy, load and workload of the paper Pollux."""
-    chosen = [_load(text) for text in loads.split(",")]
-    numbers = _numbers(workloads, "workload", pollux_workload.WORKLOADS)
-    pollux_workload.check_measured(setup.slots)
-    (seed, *_) = setup.seeds
-    return [
-        setup.run(name, load=load, workload=number, seed=seed, built_in=POLLUX)
-        for name in setup.policies
-        for load in chosen
-        for number in numbers
-    ]
 
 
 def _load(text: str) -> str:
