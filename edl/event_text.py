@@ -15,8 +15,8 @@ from edl.records import SwitchParts
 # ------------------------------------------------------------
 # Explain each kind of event to people: what it means, why it happens, and what to do.
 #
-# `EXPLANATIONS` has one `EventExplanation` for each member of `EventKind`. `edl explain` prints it,
-# `edl top` takes colours from it, and `make docs` generates a table of
+# `EXPLANATIONS` has one `EventExplanation` for each member of `EventKind`. `edl events --explain`
+# prints it, `edl top` takes colours from it, and `make docs` generates a table of
 # docs/reference/status-and-events.md.
 
 

@@ -504,7 +504,7 @@ def job_screen(
         worst = event.kind if severity is Severity.ERROR else worst
         lines.append(TextLine(f"{clock} {event.kind}: {event.reason}", _STYLES[severity]))
     if worst:
-        lines.append(TextLine(f"`edl explain {worst}`: what to do", "dim"))
+        lines.append(TextLine(f"`edl events --explain {worst}`: what to do", "dim"))
     return lines
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from edl.cli.main import app
-from edl.cli.verbs import EXAMPLES
+from edl.cli.verbs import every_verb
 from edl.cluster.candidates import ThroughputPoint
 from edl.cluster.lifecycle import TRANSITIONS
 from edl.cluster.manifest import (
@@ -83,7 +83,7 @@ def events() -> str:
 
 
 def event_explanations() -> str:
-    """Return the table of what each kind of event means to a person, as `edl explain` says it."""
+    """Return the table of what each kind of event means, as `edl events --explain` says it."""
     rows = (
         (f"`{kind}`", str(one.severity), one.meaning, one.why, one.advice)
         for kind, one in EXPLANATIONS.items()
@@ -333,8 +333,9 @@ def _command(path: str, verb: Any) -> str:
 
 def _examples(name: str) -> list[str]:
     """Return the examples of a command as lines of a shell, each with what it does."""
-    width = max(len(typed) for typed, _ in EXAMPLES[name])
-    return [f"{typed.ljust(width)}  # {what}" for typed, what in EXAMPLES[name]]
+    examples = [one.split("  # ") for one in dict(every_verb())[name].examples]
+    width = max(len(typed) for typed, _ in examples)
+    return [f"{typed.ljust(width)}  # {what}" for typed, what in examples]
 
 
 def _call(option: Any, some: list[str] | None = None) -> str:

@@ -42,11 +42,9 @@ ASKING = ("borrow", "drain", "events", "logs", "migrate", "preempt", "profile", 
 ASKING += ("scale", "status", "stop", "zookeeper")
 VERBS = (*AGENTS, *ASKING, "cluster", "host")
 EVERYBODY = [
-    "edl.cli.run",
-    "edl.cli.join",
-    "edl.cli.agent",
-    "edl.cli.cluster.cluster",
-    "edl.cli.cluster.host",
+    "edl.cli.agents",
+    "edl.cli.cluster",
+    "edl.cli.host",
     "edl.binding.process",
     "edl.testing.throttle",
 ]

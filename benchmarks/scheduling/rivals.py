@@ -15,7 +15,7 @@ from benchmarks.scheduling.published import SEARCHED, as_published, listed_numbe
 from benchmarks.scheduling.scope import OURS, Scope
 from benchmarks.scheduling.store import Found, key
 from benchmarks.scheduling.summary import Summary
-from edl.cli.simulation.figure import figure_of
+from edl.cli.simulate import figure_of
 from edl.simulator.runs import SimulatedRun, do
 
 FIGURE = "virtualflow-jobs.svg"

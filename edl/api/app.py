@@ -8,11 +8,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from edl.api import cluster_routes, history_routes, jobs
+from edl.api import routes
 from edl.api.cluster_pool import ClusterPool
-from edl.api.history_routes import HistoryReader
 from edl.api.records import ApiHealth, answer_schemas, component_schemas
 from edl.api.requests import HttpError, RequestAuthenticator, answer, error_answer
+from edl.api.routes import HistoryReader
 from edl.errors import EdlError
 
 TITLE = "edl: a cluster of elastic jobs"
@@ -47,7 +47,7 @@ def api_app(
     app.state.ends = False  # then waits are answered at once
     for kind in (HttpError, EdlError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, error_answer)
-    for router in (jobs.router, cluster_routes.router, history_routes.router):
+    for router in (routes.of_jobs, routes.of_cluster, routes.of_history):
         app.include_router(router)
     app.get("/health", responses={200: answer_schemas(ApiHealth)[200]}, tags=["health"])(health)
     app.openapi = lambda: openapi_of(app)  # type: ignore[method-assign]

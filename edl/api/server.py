@@ -13,9 +13,9 @@ import uvicorn
 
 from edl.api.app import api_app
 from edl.api.cluster_pool import ClusterPool
-from edl.api.history_routes import HistoryReader
 from edl.api.listening import BACKLOG, ListenAddress, listener
 from edl.api.requests import LimitProtocol, RequestAuthenticator
+from edl.api.routes import HistoryReader
 from edl.client import Cluster
 from edl.cluster.client.history_file import HistoryFile, history_path
 from edl.errors import UsageError

@@ -16,9 +16,7 @@ from edl.client.connection import choose_job, connected
 
 def _option(action: Action, what: str) -> typer.models.OptionInfo:
     """Return the command line option of one kind of fault; its values name the workers to hit."""
-    option: typer.models.OptionInfo = typer.Option(
-        f"--{action}", metavar="WHO", help=what, show_default=False
-    )
+    option: typer.models.OptionInfo = typer.Option(f"--{action}", metavar="WHO", help=what)
     return option
 
 
@@ -48,20 +46,16 @@ def chaos(
             "--every",
             metavar="TIME",
             help="Repeat the faults that have no @step, on average once in this time.",
-            show_default=False,
         ),
     ] = None,
     count: Annotated[
-        int | None,
-        typer.Option("--count", min=1, help="End after so many faults.", show_default=False),
+        int | None, typer.Option("--count", min=1, help="End after so many faults.")
     ] = None,
     duration: Annotated[
-        str | None,
-        typer.Option("--duration", metavar="TIME", help="End after this.", show_default=False),
+        str | None, typer.Option("--duration", metavar="TIME", help="End after this.")
     ] = None,
     seed: Annotated[
-        int | None,
-        typer.Option("--seed", help="Of moments and victims. Default: drawn.", show_default=False),
+        int | None, typer.Option("--seed", help="Of moments and victims. Default: drawn.")
     ] = None,
     limit: Annotated[
         str, typer.Option("--limit", metavar="TIME", help="How long a recovery may take.")

@@ -24,22 +24,14 @@ from edl.text import counted
 
 MAX_CHECKED_BYTES = 10**9  # read and compared in about 2 s
 
-app = typer.Typer(
-    help="The checkpoints of a job: list them, look into one, take out the weights.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
 SourceArgument = Annotated[
     str,
     typer.Argument(
-        metavar="SOURCE",
-        help="A checkpoint, or a directory: its newest one. Also a URL.",
+        metavar="SOURCE", help="A checkpoint, or a directory: its newest one. Also a URL."
     ),
 ]
 
 
-@app.command("list")
 def list_(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="Where the job saves.")],
     as_json: JsonOption = False,
@@ -71,7 +63,6 @@ def list_(
         raise CheckpointError(f"there is no checkpoint in {directory}")
 
 
-@app.command()
 def show(source: SourceArgument, as_json: JsonOption = False) -> None:
     """Print step and epoch of a checkpoint, and the name, type and shape of its model's tensors.
 
@@ -92,7 +83,6 @@ def show(source: SourceArgument, as_json: JsonOption = False) -> None:
     _print_columns(("TENSOR", "DTYPE", "SHAPE"), rows)
 
 
-@app.command()
 def export(
     source: SourceArgument,
     target: Annotated[

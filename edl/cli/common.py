@@ -9,19 +9,24 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
-from typing import IO, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 
 from edl import config
 from edl.errors import CoordinationError, UsageError
 from edl.host.output import LineOutput, OutputStream
+from edl.host.process import INTERRUPTED
+from edl.text import seconds
+
+if TYPE_CHECKING:
+    from rich.table import Column, Table
 
 ZooKeeperOption = Annotated[
     str | None,
@@ -29,16 +34,11 @@ ZooKeeperOption = Annotated[
         "--zookeeper",
         metavar="HOST:PORT,…",
         help="ZooKeeper servers. Default: EDL_ZOOKEEPER, else the local one of this user.",
-        show_default=False,
     ),
 ]
 JobArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[JOB]",
-        help="Name of the job; may be left out when one is running.",
-        show_default=False,
-    ),
+    typer.Argument(metavar="[JOB]", help="Name of the job; may be left out when one is running."),
 ]
 ClusterOption = Annotated[
     str | None,
@@ -47,7 +47,6 @@ ClusterOption = Annotated[
         metavar="NAME",
         help="Name of the cluster. Default: EDL_CLUSTER, else the only one whose secret is known "
         "here.",
-        show_default=False,
     ),
 ]
 MaybeClusterOption = Annotated[
@@ -58,19 +57,14 @@ MaybeClusterOption = Annotated[
         help="Look for JOB in this cluster only. Default: first in the cluster that EDL_CLUSTER "
         "names, or else in the only one whose secret is known here; then among the jobs of `edl "
         "run`. '': only among the jobs of `edl run`.",
-        show_default=False,
     ),
 ]
 ClusterJobArgument = Annotated[
-    str, typer.Argument(metavar="JOB", help="Name of a job of the cluster.", show_default=False)
+    str, typer.Argument(metavar="JOB", help="Name of a job of the cluster.")
 ]
-HostOption = Annotated[
-    str | None,
-    typer.Option("--host", help="Name of this host in the job.", show_default=False),
-]
+HostOption = Annotated[str | None, typer.Option("--host", help="Name of this host in the job.")]
 AddressOption = Annotated[
-    str | None,
-    typer.Option("--address", help="Where other hosts reach this one.", show_default=False),
+    str | None, typer.Option("--address", help="Where other hosts reach this one.")
 ]
 MetricsPortOption = Annotated[
     int | None,
@@ -78,7 +72,6 @@ MetricsPortOption = Annotated[
         "--metrics-port",
         metavar="PORT",
         help="Serve the job's metrics for Prometheus there; 0: at any port. Default: not at all.",
-        show_default=False,
     ),
 ]
 InterfaceOption = Annotated[
@@ -87,7 +80,6 @@ InterfaceOption = Annotated[
         "--network-interface",
         metavar="NAME",
         help="Through which others reach this host. Default: the one that leads to ZooKeeper.",
-        show_default=False,
     ),
 ]
 BorrowedFileOption = Annotated[
@@ -96,9 +88,9 @@ BorrowedFileOption = Annotated[
         "--borrowed-file",
         metavar="PATH",
         help="A file that says how many slots of this host the job borrows.",
-        show_default=False,
     ),
 ]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 WaitTimeoutOption = Annotated[
     float | None,
@@ -106,16 +98,43 @@ WaitTimeoutOption = Annotated[
         "--timeout",
         metavar="SECONDS",
         help="How long to wait, if at all. Default: as long as it takes.",
-        show_default=False,
     ),
 ]
 
+_UNLIMITED_COLUMNS = 1_000_000
 FOLLOW_S = 0.5  # how often --watch, --follow and waiting verbs look again
 
 
 def console() -> Console:
     """Return a new console for standard output, which uses colours only if that is a terminal."""
     return Console(highlight=False, markup=False, emoji=False)
+
+
+def print_table(table: RenderableType) -> None:
+    """Print a table, or a group of tables, to standard output."""
+    screen = console()
+    if not screen.is_terminal:
+        # as wide as its texts, so that each row is one line and can be searched
+        screen.width = _UNLIMITED_COLUMNS
+    screen.print(table)
+
+
+def columns(*titles: str) -> list[Column]:
+    """Return columns with these titles, in which a word that is too wide goes on in a new line."""
+    from rich.table import Column
+
+    return [Column(title, overflow="fold") for title in titles]
+
+
+def facts_table(rows: Mapping[str, str]) -> Table:
+    """Return a table with a row for each item of `rows`: its title in bold, and its text."""
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    table = Table.grid(Column(style="bold"), *columns(""), padding=(0, 2))
+    for title, text in rows.items():
+        table.add_row(title, Text(text))
+    return table
 
 
 def line_writer(*, with_time: bool = False) -> Callable[[str], None]:
@@ -149,13 +168,27 @@ def settings_of_agent(**arguments: Any) -> config.Config:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """While entered, provide a function that shows a sentence at the foot of a terminal.
-
-    Each sentence replaces the one before; after the block none is left. If standard error is no
-    terminal, nothing is shown.
-    """
+    """While entered, provide a function that shows a sentence at the foot of a terminal."""
     with Console(stderr=True, highlight=False).status("", spinner="line") as line:
         yield lambda message: line.update(escape(message))
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """While entered, Ctrl-C ends the command with its notes as a sentence: what goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as end:
+        if notes := getattr(end, "__notes__", []):  # else nothing was changed
+            print(f"edl: {'; '.join(notes)}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def duration(option: str, text: str) -> float:
+    """Return the seconds, more than 0, that a user gives with an option, such as "30s"."""
+    if not (found := seconds(text)):
+        raise UsageError(f"{option} {text} is no time; write it as 30s, or 2m")
+    return found
 
 
 def worker_number(text: str) -> int:

@@ -28,22 +28,10 @@ def main() -> None:
 
 
 def discover(arguments: Sequence[str]) -> list[str]:
-    """Return the lines that `edl-discover` prints for horovodrun's driver, such as "node1:4".
-
-    A line says how many workers horovodrun shall start on a host: as many as the job wants, and
-    before there is a job as horovodrun's -np says. With ``--file``, or outside of horovodrun, it is
-    the number that is given. The answer is stored for the next call, in the state directory.
-
-    Args:
-        arguments: the words of the command line after the name of the command: the hosts that may
-            be used, as HOST:SLOTS, or ``--file`` with a file of such entries; none for the hosts in
-            EDL_HOSTS, or, if that is empty, for this machine.
-
-    Raises:
-        UsageError: a host is not written as HOST:SLOTS, both hosts and ``--file`` are given, the
-            file cannot be read, no host is offered outside of horovodrun, or a setting is wrong.
-        OSError: the answer cannot be stored in the state directory.
-    """
+    """Return the lines that `edl-discover` prints for horovodrun's driver, such as "node1:4"."""
+    # A line says how many workers horovodrun shall start on a host: as many as the job wants, and
+    # before there is a job as horovodrun's -np says. With --file, or outside of horovodrun, it is
+    # the number that is given. The answer is stored for the next call.
     import argparse
     from pathlib import Path
 

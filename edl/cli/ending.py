@@ -32,10 +32,7 @@ def complain(error: BaseException) -> int:
 
 
 def ending(error: BaseException) -> tuple[str, AgentEnd, int]:
-    """Return the sentence of an error, the end of an agent that it ends, and the exit code.
-
-    ``error`` is one of :data:`SENTENCES`. The code is that of any command that ends with it.
-    """
+    """Return the sentence of an error, the end of an agent that it ends, and the exit code."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "interrupted", AgentEnd.PREEMPTED, INTERRUPTED
     if isinstance(error, ARGUMENT_ERROR):

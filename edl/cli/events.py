@@ -1,43 +1,59 @@
-"""`edl events`: show the event log of a job."""
+"""`edl events`: show the event log of a job or a cluster, and say what an event means."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Annotated, TypeVar
 
 import typer
 
-from edl.cli.cluster.table import event_line
 from edl.cli.common import (
+    FOLLOW_S,
+    FollowOption,
     JobArgument,
     JsonOption,
     MaybeClusterOption,
     ZooKeeperOption,
     console,
+    trouble_words,
 )
-from edl.cli.following import followed
+from edl.cli.jobs import event_line
 from edl.client.connection import choose_job, connected
-from edl.client.waiting import flat, flat_of_cluster
+from edl.client.waiting import ClientLimits, flat, flat_of_cluster
 from edl.cluster.client import waiting
 from edl.cluster.client.access import store_of_job
+from edl.cluster.client.waiting import looks
 from edl.cluster.lifecycle import ClusterEvent, LifeState
 from edl.cluster.store import ClusterStore
-from edl.event_text import cost
-from edl.events import Event
+from edl.errors import CoordinationError, UsageError, nearest, some
+from edl.event_text import EXPLANATIONS, Severity, cost
+from edl.events import Event, EventKind
 from edl.host.output import wrapped
 from edl.zookeeper.session import Session
 
 E = TypeVar("E")
+T = TypeVar("T")
+EVERY_KIND = "all"  # what `--explain` takes beside a kind
 
 
 def events(
     job: JobArgument = None,
     as_json: JsonOption = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
-    ] = False,
+    follow: FollowOption = False,
+    explains: Annotated[
+        str | None,
+        typer.Option(
+            "--explain",
+            metavar="EVENT",
+            help="Say what events of this kind mean, why they happen and what to do, like "
+            f"worker_failed; {EVERY_KIND}: what each kind means. Needs no job.",
+        ),
+    ] = None,
     cluster: MaybeClusterOption = None,
     zookeeper: ZooKeeperOption = None,
 ) -> None:
@@ -45,6 +61,14 @@ def events(
 
     Without JOB and with --cluster, or EDL_CLUSTER, it is that of the cluster, with all its jobs.
     """
+    if explains is not None:
+        # standard output is None if the parent has closed it
+        is_terminal = sys.stdout is not None and sys.stdout.isatty()
+        columns = shutil.get_terminal_size().columns if is_terminal else 80
+        every = explains == EVERY_KIND
+        for line in overview_lines(columns) if every else explanation_lines(explains, columns):
+            typer.echo(line)
+        return
     with connected(zookeeper) as session:
         of_cluster = store_of_job(session, job, cluster)
         if of_cluster is not None:
@@ -124,3 +148,69 @@ def aligned(event: Event, width: int | None = None) -> str:
     text = cost(event)
     line = f"{columns}{event.reason}" + (f"  [{text}]" if text else "")
     return line if width is None else wrapped(line, width, len(columns))
+
+
+def followed(look: Callable[[], T], session: Session) -> Iterator[T]:
+    """Yield what `look` returns, twice a second, until the caller stops."""
+    is_said = False
+
+    def tried() -> T:
+        nonlocal is_said
+        try:
+            found = look()
+        except CoordinationError as error:
+            if not is_said:
+                trouble = trouble_words(session.connected, error)
+                typer.echo(f"edl: {trouble}; this goes on when it answers", err=True)
+            is_said = True
+            raise
+        is_said = False
+        return found
+
+    return looks(tried, None, ClientLimits(poll_s=FOLLOW_S))
+
+
+_TITLES = {
+    Severity.ERROR: "Somebody should act:",
+    Severity.WARNING: "The job goes on, but look:",
+    Severity.NORMAL: "A healthy job has these, too:",
+}
+
+
+def explanation_lines(name: str, width: int) -> list[str]:
+    """Return the explanation of the events called `name` as lines of at most `width` columns."""
+    word = name.replace("-", "_").lower()
+    if word not in tuple(EventKind):
+        known = some(nearest(word, list(EventKind))[:3])
+        raise UsageError(
+            f"there is no event {name!r} (like it: {known}); `edl events --explain {EVERY_KIND}` "
+            "lists all"
+        )
+    found = EXPLANATIONS[EventKind(word)]
+    parts = {"meaning": found.meaning, "why": found.why, "what to do": found.advice}
+    lines = [f"{word} ({found.severity})"]
+    for title, text in parts.items():
+        lines += ["", title, *_indented(text, width)]
+    return lines
+
+
+def overview_lines(width: int) -> list[str]:
+    """Return all kinds of events with their meanings, the gravest first, in `width` columns."""
+    lines: list[str] = []
+    for severity, title in _TITLES.items():
+        lines += [*([""] if lines else []), title]
+        for kind, one in EXPLANATIONS.items():
+            if one.severity is severity:
+                lines += [f"  {kind}", *_indented(one.meaning, width, "      ")]
+    return lines
+
+
+def _indented(text: str, width: int, indent: str = "  ") -> list[str]:
+    """Return `text` as lines of at most `width` columns, each after `indent`."""
+    return textwrap.wrap(
+        text,
+        max(width, 20),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )

@@ -17,8 +17,8 @@ from typing import Annotated
 import typer
 
 from edl import config
-from edl.cli.common import FOLLOW_S, MaybeClusterOption, ZooKeeperOption
-from edl.cli.following import followed
+from edl.cli.common import FOLLOW_S, FollowOption, MaybeClusterOption, ZooKeeperOption
+from edl.cli.events import followed
 from edl.client.connection import choose_job, connected
 from edl.client.waiting import ClientLimits
 from edl.cluster.client.access import knows_clusters, store_of_job
@@ -31,8 +31,6 @@ from edl.host.devices import addresses, worker_hosts
 from edl.host.logs import LogReader, named_logs
 from edl.host.output import LineBuffer
 from edl.host.workers import earlier_runs
-from edl.job.snapshot import Snapshot
-from edl.zookeeper.session import Session
 
 LOOK_S = 3.0  # between two looks which hosts have which logs
 BAR_S = 10.0  # between two states of one progress bar, with --follow
@@ -43,12 +41,9 @@ _WORKER = re.compile(r"w\d+")
 
 def logs(
     words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[JOB] [WORKER]", help="For example: digits w3", show_default=False),
+        list[str] | None, typer.Argument(metavar="[JOB] [WORKER]", help="For example: digits w3")
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
-    ] = False,
+    follow: FollowOption = False,
     previous: Annotated[
         bool, typer.Option("--previous", "-p", help="Of the run before, of the same name.")
     ] = False,
@@ -85,7 +80,20 @@ def logs(
         raise UsageError(_missing(job, worker, here))
     with closing(_LogFiles(directory, worker)) as files:
         if follow:
-            _follow_here(files, zookeeper, cluster, job)
+            with connected(zookeeper) as session:
+                of_cluster = store_of_job(session, job, cluster)
+                store = choose_job(session, job) if of_cluster is None else None
+
+                def look() -> bool:
+                    files.show(finish=False)  # also while ZooKeeper is away
+                    if of_cluster is not None:
+                        return of_cluster.jobs.get(job).life.state is LifeState.ENDED
+                    assert store is not None
+                    return store.snapshot().job.state.over
+
+                for is_over in followed(look, session):
+                    if is_over:
+                        break
         files.show(finish=True)
 
 
@@ -97,29 +105,6 @@ def _read(words: Sequence[str], job: str | None) -> tuple[str | None, str | None
     if len(named) > 1:
         raise UsageError("edl logs takes a job and a worker, as `edl logs digits w3`")
     return named[0] if named else None, worker
-
-
-def _follow_here(files: _LogFiles, zookeeper: str | None, cluster: str | None, job: str) -> None:
-    """Show what is written into the logs on this host until the job has ended."""
-    with connected(zookeeper) as session:
-        is_over = _end(session, job, cluster)
-
-        def look() -> bool:
-            files.show(finish=False)  # also while ZooKeeper is away
-            return is_over()
-
-        for over in followed(look, session):
-            if over:
-                return
-
-
-def _end(session: Session, job: str, cluster: str | None) -> Callable[[], bool]:
-    """Return a function that reads from ZooKeeper whether a job has ended, at each call."""
-    of_cluster = store_of_job(session, job, cluster)
-    if of_cluster is not None:
-        return lambda: of_cluster.jobs.get(job).life.state is LifeState.ENDED
-    store = choose_job(session, job)
-    return lambda: store.snapshot().job.state.over
 
 
 def _show_of_cluster(
@@ -204,20 +189,15 @@ def _finish(job: str, worker: str | None, logs: ClusterJobLogs) -> None:
         for line in logs.tails[worker].splitlines():
             typer.echo(line)
     if logs.silent:
-        raise EdlError(_silent(job, worker, logs))
+        who = f"{worker} of job {job}" if worker else f"some workers of job {job}"
+        why = "; ".join(logs.silent[host] for host in sorted(logs.silent))
+        tail = worker is not None and worker in logs.tails and not logs.found
+        shown = "; this was the end of it, from the event of its end" if tail else ""
+        raise EdlError(f"the log of {who} cannot be read: {why}{shown}")
     if not logs.found:
         who = f"{worker} of job {job}" if worker else f"job {job}"
         others = f"; there are those of {some(logs.names)}" if logs.names else ""
         raise EdlError(f"no host of the cluster has a log of {who}{others}")
-
-
-def _silent(job: str, worker: str | None, logs: ClusterJobLogs) -> str:
-    """Return the sentence that says which hosts have not sent their logs, and what is shown."""
-    who = f"{worker} of job {job}" if worker else f"some workers of job {job}"
-    why = "; ".join(logs.silent[host] for host in sorted(logs.silent))
-    tail = worker is not None and worker in logs.tails and not logs.found
-    shown = "; this was the end of it, from the event of its end" if tail else ""
-    return f"the log of {who} cannot be read: {why}{shown}"
 
 
 class _Lines:
@@ -305,9 +285,19 @@ def _look_elsewhere(
         return
     if worker is not None:
         hosts = {name: host for name, host in hosts.items() if name == worker}
-    if hosts:
-        at = [_with_address(host, now) for host in sorted({*hosts.values()})]
-        raise EdlError(_elsewhere(job, worker, at, now.assigned.by_slot))
+    if not hosts:
+        return
+    known_at = addresses(now)
+    at = [f"{h} ({known_at[h]})" if known_at.get(h) else h for h in sorted({*hosts.values()})]
+    who = f"{worker} of job {job}" if worker else f"the workers of job {job}"
+    where = f"host{'s' if len(at) > 1 else ''} {some(at)}"
+    if now.assigned.by_slot:
+        raise EdlError(f"{who} ran on {where} under horovodrun: see the output of horovodrun")
+    typed = f"{job} {worker}" if worker else job
+    raise EdlError(
+        f"this host has no log of {who}, which ran on {where}: run `edl logs {typed}` there, as "
+        "the user of its `edl run` or `edl join`"
+    )
 
 
 def _check_started(store: ClusterStore, job: str) -> None:
@@ -315,24 +305,6 @@ def _check_started(store: ClusterStore, job: str) -> None:
     if not (life := store.jobs.get(job).life).run:
         why = life.reason or UNSEEN
         raise EdlError(f"job {job} has not started yet, so it has no logs: {life.state}, {why}")
-
-
-def _with_address(host: str, now: Snapshot) -> str:
-    address = addresses(now).get(host)
-    return f"{host} ({address})" if address else host
-
-
-def _elsewhere(job: str, worker: str | None, hosts: Sequence[str], by_slot: bool) -> str:
-    """Return the sentence that says which hosts have the logs, and what to type there."""
-    who = f"{worker} of job {job}" if worker else f"the workers of job {job}"
-    where = f"host{'s' if len(hosts) > 1 else ''} {some(hosts)}"
-    if by_slot:
-        return f"{who} ran on {where} under horovodrun: see the output of horovodrun"
-    words = f"{job} {worker}" if worker else job
-    return (
-        f"this host has no log of {who}, which ran on {where}: run `edl logs {words}` there, as "
-        "the user of its `edl run` or `edl join`"
-    )
 
 
 def _missing(job: str, worker: str | None, here: Sequence[str]) -> str:

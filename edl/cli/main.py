@@ -22,58 +22,12 @@ from typer.core import TyperGroup
 
 from edl import config
 from edl.cli.ending import SENTENCES, complain
-from edl.cli.verbs import GROUPS, SUMMARIES, epilog
+from edl.cli.verbs import LISTED, REMOVED, VERBS
 from edl.errors import ConfigError
 from edl.host.signals import child_ends_kept
 
-VERBS = {  # module of edl.cli, and the function or the group of verbs in it
-    "run": ("run", "run"),
-    "join": ("join", "join"),
-    "agent": ("agent", "agent"),
-    "list": ("list_jobs", "list_jobs"),
-    "top": ("top", "top"),
-    "status": ("status", "status"),
-    "scale": ("scale", "scale"),
-    "borrow": ("borrowing", "borrow"),
-    "reclaim": ("borrowing", "reclaim"),
-    "drain": ("drain", "drain"),
-    "migrate": ("migrate", "migrate"),
-    "profile": ("profile", "profile"),
-    "policy": ("policy", "policy"),
-    "stop": ("stop", "stop"),
-    "preempt": ("preempt", "preempt"),
-    "submit": ("cluster.submit", "submit"),
-    "show": ("cluster.show", "show"),
-    "wait": ("cluster.wait", "wait"),
-    "halt": ("cluster.halting", "halt"),
-    "resume": ("cluster.halting", "resume"),
-    "priority": ("cluster.priority", "priority"),
-    "undrain": ("cluster.undrain", "undrain"),
-    "delete": ("delete", "delete"),
-    "events": ("events", "events"),
-    "explain": ("explain", "explain"),
-    "timeline": ("timeline", "timeline"),
-    "dashboard": ("dashboard", "dashboard"),
-    "report": ("report", "report"),
-    "history": ("cluster.history", "history"),
-    "hints": ("cluster.hints", "hints"),
-    "logs": ("logs", "logs"),
-    "leader": ("leader", "leader"),
-    "chaos": ("chaos", "chaos"),
-    "doctor": ("doctor", "doctor"),
-    "build-horovod": ("build_horovod", "build_horovod"),
-    "checkpoint": ("checkpoint", "app"),
-    "simulate": ("simulation.simulate", "simulate"),
-    "completion": ("completion", "completion"),
-    "zookeeper": ("zookeeper", "app"),
-    "cluster": ("cluster.cluster", "app"),
-    "secret": ("cluster.secret", "app"),
-    "queue": ("cluster.queue", "app"),
-    "tenant": ("cluster.tenant", "app"),
-    "host": ("cluster.host", "host"),
-}
 # Names of older versions, which work for one release more and are in no help.
-OLD_VERBS = {"lend": "borrow"}
+OLD_VERBS = {verb.was: name for name, verb in VERBS.items() if verb.was}
 OLD_OPTIONS = {"--lent-file": "--borrowed-file"}
 LEAST_COLUMNS = 52  # that typer writes for by itself
 
@@ -92,15 +46,17 @@ class Verbs(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands, without old names, in the order of the help text."""
-        return [name for names in GROUPS.values() for name in names]
+        return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         name = OLD_VERBS.get(cmd_name, cmd_name)
         return command_named(name) if name in VERBS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return what typer does; an unknown verb ends with the one that it resembles."""
+        """Return what typer does; an unknown verb ends with what to type in its place."""
         name = args[0]
+        if name in REMOVED:
+            ctx.fail(f"there is no `edl {name}` any more: {REMOVED[name]}")
         near = [] if name in VERBS or name in OLD_VERBS else get_close_matches(name, VERBS, n=1)
         if near and not name.startswith("-"):
             ctx.fail(f"no such command {name!r}, but there is `edl {near[0]}`")
@@ -110,40 +66,46 @@ class Verbs(TyperGroup):
         """Return the completions of a word that was begun with `incomplete`: commands, options."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
-        from edl.cli.completion import items
+        from edl.cli.machine import items
 
-        return items({name: SUMMARIES[name] for name in self.list_commands(ctx)}, incomplete)
+        return items({name: verb.summary for name, verb in VERBS.items()}, incomplete)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands with a line for each into `formatter`, in groups."""
-        width = max(map(len, SUMMARIES))
-        for title, names in GROUPS.items():
+        width = max(map(len, VERBS))
+        for title, verbs in LISTED.items():
             with formatter.section(title):
-                formatter.write_dl([(name.ljust(width), SUMMARIES[name]) for name in names])
+                formatter.write_dl([(verb.name.ljust(width), verb.summary) for verb in verbs])
 
 
 @cache
 def command_named(name: str) -> Any:
-    """Import the command ``name`` of edl, add the options that all commands share, and return it.
-
-    ``name`` is a key of VERBS. Further calls return the same object. The module of a command may
-    have a dictionary ``COMMAND`` with further arguments for typer's decorator ``command``.
-    """
-    module, attribute = VERBS[name]
-    imported = import_module(f"edl.cli.{module}")
-    found = getattr(imported, attribute)
-    if not isinstance(found, typer.Typer):
-        one = typer.Typer(add_completion=False, rich_markup_mode=None)
-        one.command(name, **getattr(imported, "COMMAND", {}))(found)
-        found = one
-    command: Any = typer.main.get_command(found)
+    """Import a command of edl, add the options that all commands share, and return it."""
+    verb = VERBS[name]
+    one = typer.Typer(
+        help=verb.help or None,
+        no_args_is_help=bool(verb.verbs),
+        add_completion=False,
+        rich_markup_mode=None,
+    )
+    for each in verb.verbs or (verb,):
+        parser: Any = _found(each.parser) if each.parser else None
+        settings = dict(each.settings) or None
+        add = one.command(each.name, cls=parser, context_settings=settings, epilog=each.epilog())
+        add(_found(each.calls))
+    command: Any = typer.main.get_command(one)
     command.name = name
-    _give_examples(command, name)
     _complete_values(command)
     _let_know_secret(command)
     _take_job_by_option(command)
     _take_old_options(command)
     return command
+
+
+def _found(named: str) -> Any:
+    """Import and return "module:attribute" of edl.cli."""
+    module, _, attribute = named.partition(":")
+    return getattr(import_module(f"edl.cli.{module}"), attribute)
 
 
 def _complete_values(command: Any) -> None:
@@ -157,18 +119,11 @@ def _complete_values(command: Any) -> None:
         if any(known in word for known in ("JOB", "EVENT", "CLUSTER")):
 
             def complete(_context: Any, incomplete: str, word: str = word) -> list[Any]:
-                from edl.cli.completion import items, known_values
+                from edl.cli.machine import items, known_values
 
                 return items(known_values(word), incomplete)
 
             parameter.shell_complete = complete
-
-
-def _give_examples(command: Any, name: str) -> None:
-    """Add examples to the help of `command`, which is called `name`, and of its subcommands."""
-    command.epilog = epilog(name)
-    for one, subcommand in getattr(command, "commands", {}).items():
-        _give_examples(subcommand, f"{name} {one}")
 
 
 def _take_old_options(command: Any) -> None:
@@ -276,7 +231,7 @@ def invoke(arguments: Sequence[str]) -> int:
 
     def run() -> int:
         if "_EDL_COMPLETE" in config.environment():
-            from edl.cli.completion import completion_begins
+            from edl.cli.machine import completion_begins
 
             completion_begins()
         code = app(args=list(arguments), prog_name="edl", standalone_mode=False)

@@ -1,35 +1,51 @@
-"""`edl status`: show which worker leads, which workers train, and how far the job is."""
+"""What one sees of a job now: `edl status`, `edl top`, and its page in a file, `edl report`."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from edl.cli.common import (
     FOLLOW_S,
     JobArgument,
     JsonOption,
     ZooKeeperOption,
+    columns,
     console,
+    facts_table,
+    print_table,
     trouble_words,
 )
-from edl.cli.tables import columns, facts_table, print_table
 from edl.client.connection import choose_job, connected
-from edl.errors import CoordinationError
+from edl.client.job import ObservedJob, ObservedJobs
+from edl.errors import CoordinationError, UnknownJob, UsageError
+from edl.events import Event
+from edl.job.snapshot import Snapshot
 from edl.records import Reclaim
-from edl.status import JobStatus, job_status
-from edl.text import by_host, counted
+from edl.status import (
+    MOST_EVENTS,
+    JobStatus,
+    JobSummary,
+    TextLine,
+    job_screen,
+    job_status,
+    jobs_screen,
+    pause_s,
+)
+from edl.text import by_host, counted, cropped, rounded
 
 GIVEN_UP_SHOWN = 3  # workers; the newest
 QUIET_S = 2.0  # without a step, and five usual steps: then it is said
@@ -89,30 +105,20 @@ def _show(now: JobStatus, as_json: bool) -> None:
 
 def status_table(now: JobStatus) -> RenderableType:
     """Lay out the status of a job for a terminal: a row for each fact, then one for each worker."""
-    rows = _job_rows(now) | _training_rows(now) | _slot_rows(now) | _given_up_rows(now)
-    head = facts_table(rows)
-    return Group(head, _members_table(now)) if now.members else head
-
-
-def _job_rows(now: JobStatus) -> dict[str, str]:
-    """Return the rows that the status of every job has: its state, leader, size and progress."""
     wanted = now.desired or now.assigned
     where, has = _listed(now, wanted), _listed(now, now.assigned)
     assigned = "" if where == has else f"; assigned: {has}"
-    return {
+    leads = next((member for member in now.members if member.id == now.leader), None)
+    at = f" on {leads.host}, process {leads.pid}" if leads is not None else ""
+    rows = {
         "job": now.job,
         "state": _state(now),
-        "leader": f"{now.leader or 'nobody'}, term {now.term}",
+        "leader": f"{now.leader or 'nobody'}{at}, term {now.term}",
         "workers": f"{now.world_size} of {sum(wanted.values())} wanted "
         f"({where}){assigned}; {now.sizes}; generation {now.generation}",
         "progress": _progress(now),
         "ZooKeeper": now.zookeeper + (f"; {now.away}" if now.away else ""),
     }
-
-
-def _training_rows(now: JobStatus) -> dict[str, str]:
-    """Return the rows about samples, batches, policy and speed for which the status has values."""
-    rows = {}
     if now.untrained:
         rows["untrained"] = f"{now.untrained:,} samples of epochs that were left before their end"
     if now.policy:
@@ -129,48 +135,35 @@ def _training_rows(now: JobStatus) -> dict[str, str]:
 
         slow = SlowestWorker(int(now.slowest.removeprefix("w")), now.slowest_s, now.others_s)
         rows["slowest"] = str(slow)
-    return rows
-
-
-def _slot_rows(now: JobStatus) -> dict[str, str]:
-    """Return the rows about devices, and about free, borrowed and reclaimed slots."""
-    rows = {}
     if now.devices:
         rows["devices"] = "; ".join(
             f"{host}: {', '.join(map(str, numbers))}" for host, numbers in now.devices.items()
         )
-    if free := _free(now):
+    room = {host: slots - wanted.get(host, 0) for host, slots in now.hosts.items()}
+    if free := {host: n for host, n in room.items() if n > 0}:
         rows["free slots"] = by_host(free)
     if now.borrowed:
         rows["borrowed slots"] = by_host(now.borrowed)
     if now.reclaims:
         rows["given back"] = "; ".join(map(_due, now.reclaims))
-    return rows
-
-
-def _given_up_rows(now: JobStatus) -> dict[str, str]:
-    """Return a row for the `GIVEN_UP_SHOWN` workers evicted last and for each disabled slot."""
     evicted = list(now.evicted.items())[-GIVEN_UP_SHOWN:]
-    workers = {f"{worker} evicted": reason for worker, reason in evicted}
-    slots = {f"slot {slot} disabled": reason for slot, reason in now.disabled_slots.items()}
-    return workers | slots
-
-
-def _members_table(now: JobStatus) -> Table:
-    """Return a table of the workers of the job whose status is `now`, ordered by rank."""
+    rows |= {f"{worker} evicted": reason for worker, reason in evicted}
+    rows |= {f"slot {slot} disabled": reason for slot, reason in now.disabled_slots.items()}
+    head = facts_table(rows)
+    if not now.members:
+        return head
     titles = ["worker", "rank", "stage", "host", "pid", "port"]
     has_devices = any(member.device is not None for member in now.members)
     titles += ["device"] if has_devices else []
     members = Table(*columns(*titles), box=box.SIMPLE_HEAD, pad_edge=False)
-    by_rank = sorted(now.members, key=lambda m: (m.rank is None, m.rank or 0, m.id))
-    for member in by_rank:
+    for member in sorted(now.members, key=lambda m: (m.rank is None, m.rank or 0, m.id)):
         mark = " (leads)" if member.id == now.leader else ""
         rank = "-" if member.rank is None else str(member.rank)
         cells = [rank, member.stage, member.host, str(member.pid), str(member.port)]
         if has_devices:
             cells.append("-" if member.device is None else str(member.device))
         members.add_row(member.id + mark, *cells)
-    return members
+    return Group(head, members)
 
 
 def _state(now: JobStatus) -> str:
@@ -202,13 +195,6 @@ def _progress(now: JobStatus) -> str:
     return f"{epoch}step {now.step}{last}, {now.samples_per_s:.0f} samples/s"
 
 
-def _free(now: JobStatus) -> dict[str, int]:
-    """Return the number of slots, by host, beyond the workers that are desired there."""
-    wanted = now.desired or now.assigned
-    room = {host: slots - wanted.get(host, 0) for host, slots in now.hosts.items()}
-    return {host: n for host, n in room.items() if n > 0}
-
-
 def _listed(now: JobStatus, hosts: Mapping[str, int]) -> str:
     return by_host({host: n for host, n in hosts.items() if n or host in now.hosts})
 
@@ -219,3 +205,161 @@ def _due(reclaim: Reclaim) -> str:
     left_s = min(reclaim.within_s, reclaim.by_s - time.time())
     when = f"within {left_s:.0f} s" if left_s > 0 else "by now"
     return f"{counted(reclaim.slots, 'slot')} of {reclaim.host} {when}"
+
+
+REDRAWN_PER_S = 2.0
+STALE_S = 3.0  # without an answer from ZooKeeper: then the age of what is shown is said
+Lines = Callable[[int, int], list[TextLine]]
+"""A function that returns the lines to show for a width and a height of the terminal."""
+
+
+@dataclass
+class Screen:
+    """The content of the screen of `edl top`: lines for the size of the terminal, and a foot."""
+
+    lines: Lines = field(default=lambda _w, _h: [])
+    # why nothing newer could be read, as "ZooKeeper is away: ..."; empty if it could
+    away: str = ""
+    read_at_s: float = 0.0  # when the lines' content was read, in seconds of `time.monotonic`
+
+    def text(self, to: Console, foot: bool = True) -> Text:
+        """Return all lines as one text, cropped to the size of the terminal."""
+        lines = self.lines(to.width, to.height - 1)[: max(1, to.height - 1)]
+        if foot:
+            lines.append(self._foot())
+        texts = [Text(cropped(line.text, to.width), style=line.style) for line in lines]
+        return Text("\n", no_wrap=True).join(texts)
+
+    def _foot(self) -> TextLine:
+        age_s = time.monotonic() - self.read_at_s
+        if self.away:
+            ago = rounded(age_s)
+            return TextLine(f"{ago} old: {self.away}", "bold red")
+        clock = f"{datetime.now().astimezone():%H:%M:%S}"
+        old = f", {rounded(age_s)} old" if age_s > STALE_S else ""
+        return TextLine(f"{clock}{old}  Ctrl-C leaves", "dim")
+
+
+def top(
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="Name of one job. Default: all jobs.")
+    ] = None,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Show all jobs, or JOB, on the whole terminal, and keep that current until Ctrl-C.
+
+    All jobs: those of `edl run` whose secrets are known here. JOB: its progress, its workers and
+    its newest events, until it ends. If the output is no terminal, it is shown once. The job is not
+    disturbed: at most 200 nodes a second are read from ZooKeeper.
+    """
+    with connected(zookeeper) as session:
+        if job is None:
+            jobs = ObservedJobs(session)
+            _show_screen(
+                lambda: _all_lines(jobs.read(), jobs.locked, jobs.unreadable),
+                lambda: jobs.due_reads,
+                lambda: False,
+                lambda: session.connected,
+            )
+            return
+        one = ObservedJob(choose_job(session, job, ended=True))
+
+        def read() -> Lines:
+            now = one.read()
+            return _job_lines(now, one.events(MOST_EVENTS), session.hosts)
+
+        def over() -> bool:
+            return one.snapshot is not None and one.snapshot.job.state.over
+
+        _show_screen(read, lambda: one.due_reads, over, lambda: session.connected)
+
+
+def _show_screen(
+    read: Callable[[], Lines],
+    due_reads: Callable[[], int],
+    over: Callable[[], bool],
+    connected: Callable[[], bool],
+) -> None:
+    """Show what `read` returns, again and again until Ctrl-C or `over`."""
+    to = console()
+    screen = Screen(read(), read_at_s=time.monotonic())
+    if to.is_terminal and not to.is_dumb_terminal:
+        with (
+            suppress(KeyboardInterrupt),
+            Live(
+                get_renderable=lambda: screen.text(to),
+                console=to,
+                screen=True,
+                refresh_per_second=REDRAWN_PER_S,
+                vertical_overflow="crop",
+            ),
+        ):
+            while not over():
+                time.sleep(pause_s(due_reads()))
+                _renew(screen, read, connected)
+    to.print(screen.text(to, foot=False), soft_wrap=True)
+
+
+def _renew(screen: Screen, read: Callable[[], Lines], connected: Callable[[], bool]) -> None:
+    """Let `screen` show what `read` returns, or the old lines and why there are no newer ones."""
+    try:
+        screen.lines = read()
+    except UnknownJob:
+        raise
+    except CoordinationError as error:
+        screen.away = trouble_words(connected(), error)
+        return
+    screen.away, screen.read_at_s = "", time.monotonic()
+
+
+def _all_lines(found: Sequence[JobSummary], locked: int, unreadable: Mapping[str, str]) -> Lines:
+    return lambda width, height: jobs_screen(found, locked, time.time(), width, height, unreadable)
+
+
+def _job_lines(now: Snapshot, events: Sequence[Event], zookeeper: str) -> Lines:
+    """Return a function that makes the lines about one job for a width and a height."""
+    status = job_status(now, zookeeper)
+    timed = [(_clock(event.time, time.time()), event) for event in events]
+
+    def lines(width: int, height: int) -> list[TextLine]:
+        age_s = (now.job.ended or time.time()) - now.job.created
+        return job_screen(status, timed, age_s, width, height)
+
+    return lines
+
+
+def _clock(time_s: float, now_s: float) -> str:
+    """Return a time as text: the local time, after the month and day if they are not today's."""
+    moment = datetime.fromtimestamp(time_s)
+    is_today = moment.date() == datetime.fromtimestamp(now_s).date()
+    return moment.strftime("%H:%M:%S" if is_today else "%m-%d %H:%M:%S")
+
+
+def report(
+    job: JobArgument = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="The file to write, if not JOB.html."),
+    ] = None,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Write the dashboard's page of a job into one HTML file, to look at later or elsewhere.
+
+    The file needs no server and no internet: send it with a question, or keep it with the results.
+    It has the job's command, hosts, state and newest 2,000 events, and no secret. A file that is
+    there already is replaced. Without JOB, if no job runs, the only one that has ended is reported.
+    """
+    from edl.dashboard.job_watcher import JobWatcher
+    from edl.dashboard.report import report_page
+
+    with connected(zookeeper) as session:
+        store = choose_job(session, job, ended=True)
+        store.snapshot()  # what cannot be read is an error here, and no page without a job
+        watcher = JobWatcher(store)
+        watcher.turn()
+        path = output or Path(f"{store.name}.html")
+        try:
+            path.write_text(report_page(watcher), "utf-8")
+        except OSError as error:
+            raise UsageError(f"the report cannot be written to {path}: {error.strerror}") from error
+    typer.echo(f"edl: job {store.name} is reported in {path}; open it in a browser")

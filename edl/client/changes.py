@@ -1,7 +1,6 @@
-"""Set, switch off, resume and explain the policy of a job: the rule by which it finds its size.
+"""Change a running job: its size and places, hosts, policy, borrowed slots, its end.
 
-The functions are :func:`set_policy`, :func:`switch_off`, :func:`resume` and :func:`explain`;
-:func:`checked_policy` checks a policy before its job exists.
+Each function writes what is asked for into the job's records, and waits for it if it is asked to.
 """
 
 from __future__ import annotations
@@ -138,9 +137,15 @@ def place(
         return placed_exactly(now, hosts, devices, desired)
 
     done = _write(store, change, "placed by a program", devices)
-    if timeout_s is not None:
-        _wait_for_placement(store, done.after, timeout_s, limits)
-    return done
+    if timeout_s is None:
+        return done
+    messages = Messages()
+    for seen in looks(store, timeout_s, f"placing job {store.name}", messages, limits=limits):
+        if is_placed(seen, done.after):
+            return done
+        here = by_host(workers_of_ring(seen)) or "no worker trains"
+        messages(f"workers by host: {here}; {seen.status.reason}")
+    raise AssertionError("looks() ends with an error")
 
 
 def _write(
@@ -163,18 +168,6 @@ def _write(
     except CoordinationError as error:
         raise CoordinationError(f"{error}; {unsure}" if read else str(error)) from error
     return Resize(store.name, changed.before.hosts, changed.desired.hosts)
-
-
-def _wait_for_placement(
-    store: JobStore, hosts: Placement, timeout_s: float, limits: ClientLimits
-) -> None:
-    """Wait until the workers of a job train on the hosts and devices that are assigned to them."""
-    messages = Messages()
-    for now in looks(store, timeout_s, f"placing job {store.name}", messages, limits=limits):
-        if is_placed(now, hosts):
-            return
-        here = by_host(workers_of_ring(now)) or "no worker trains"
-        messages(f"workers by host: {here}; {now.status.reason}")
 
 
 def wait_for_size(
@@ -252,7 +245,15 @@ def _cancel(store: JobStore, number: int, worker: int) -> tuple[Request | None, 
 def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimits = USUAL) -> str:
     """Let a host leave the job, wait until it has left, and return a sentence that says so."""
     what = f"drain host {name} of job {store.name}"
-    _check_host(running(store, what, limits), name)
+    now = running(store, what, limits)
+    if now.assigned.by_slot:
+        raise UsageError(
+            f"cannot drain host {name}: job {store.name} was started by horovodrun, which places "
+            "its workers; take the host out of what its host discovery script prints"
+        )
+    if name not in (known := {host.name for host in now.hosts} | {*now.desired.hosts}):
+        hosts = ", ".join(sorted(known))
+        raise UsageError(f"host {name} is not in job {store.name}; its hosts are {hosts}")
     late = f"it was asked to, and may still do that (see `edl status {store.name}`)"
     for now in looks(store, timeout_s, f"draining host {name}", Messages(), late, limits):
         agent = next((host for host in now.hosts if host.name == name), None)
@@ -268,20 +269,6 @@ def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimit
         elif agent is None and not any(member.host == name for member in now.members):
             break
     return f"host {name} has left job {store.name}"
-
-
-def _check_host(now: Snapshot, name: str) -> None:
-    """Raise a UsageError if the host cannot be drained."""
-    job = now.job
-    if now.assigned.by_slot:
-        raise UsageError(
-            f"cannot drain host {name}: job {job.name} was started by horovodrun, which places "
-            "its workers; take the host out of what its host discovery script prints"
-        )
-    known = {host.name for host in now.hosts} | {*now.desired.hosts}
-    if name not in known:
-        hosts = ", ".join(sorted(known))
-        raise UsageError(f"host {name} is not in job {job.name}; its hosts are {hosts}")
 
 
 # ------------------------------------------------------------
@@ -305,6 +292,10 @@ def migrate(
     """Move workers to another host; return what the migration did when they have moved."""
     now = resizable(store, f"migrate workers of job {store.name}", limits)
     asked: Move | None = None
+    hosts: dict[str, str] = {}  # worker -> its host, of all workers that are seen
+    generations: dict[int, Generation] = {}
+    given: list[Placement] = []  # what was written when the migration was taken back
+    messages = Messages(on_message)
     try:
         changed = store.set_desired(
             partial(move, now, np, source, target),
@@ -312,71 +303,57 @@ def migrate(
             f"edl migrate from {source} to {target}",
         )
         after = changed.desired.hosts
+        since = now.generation.number if now.generation else 0
         moved = changed.before.hosts[source] - after[source]
-        asked = Move(
-            store.name, source, target, moved, after, now.generation.number if now.generation else 0
-        )
+        asked = Move(store.name, source, target, moved, after, since)
         on_message(f"moving {asked}")
-        seen = _wait(store, asked, timeout_s, on_message, limits)
+        offered_at = time.monotonic()
+        for now in looks(store, timeout_s, f"moving {asked}", messages, _goes_on(asked), limits):
+            desired, stands = now.desired.hosts, standing(asked, now)
+            if now.generation is not None:
+                generations[now.generation.number] = now.generation
+                members = (*now.generation.members, *now.generation.previous)
+                hosts |= {f"w{ring_member.id}": ring_member.host for ring_member in members}
+            hosts |= {member.name: member.host for member in now.members}
+            if stands.done and not stands.changed and now.generation is not None:
+                break
+            if desired in given:  # it was taken back, and the answer was lost
+                raise _lost(asked, now, desired, limits)
+            if stands.changed:
+                then = ", ".join(f"{host}: {desired.get(host, 0)}" for host in (source, target))
+                raise Superseded(
+                    store.name,
+                    f"other workers were asked for while {asked} were moving: {then} are wanted "
+                    f"now; {stands.there} of {asked.np} had moved",
+                )
+            is_short = stands.arrived.get(target, 0) < desired.get(target, 0)
+            if any(host.name == target for host in now.available):
+                offered_at = time.monotonic()
+            elif is_short and time.monotonic() - offered_at >= limits.agent_gone_s:
+                with suppress(CoordinationError):  # the next look tries again
+                    after = _take_back(store, asked, stands, given)
+                    raise _lost(asked, now, after, limits)
+            messages(f"{stands.text}: {now.status.reason}".rstrip(": "))
     except KeyboardInterrupt as end:
         unsure = f"the migration goes on, unless it had not begun: see `edl status {store.name}`"
         end.add_note(unsure if asked is None else _goes_on(asked))
         raise
-    return _outcome(store, asked, seen, limits)
-
-
-@dataclass
-class _MigrationProgress:
-    """The hosts and generations of a job that were seen while workers moved."""
-
-    hosts: dict[str, str] = field(default_factory=dict)  # worker -> its host
-    # the generations that were seen, by number
-    generations: dict[int, Generation] = field(default_factory=dict)
-
-    def look(self, now: Snapshot) -> None:
-        """Add the generation and the workers' hosts in `now` to `generations` and `hosts`."""
-        generation = now.generation
-        if generation is not None:
-            self.generations[generation.number] = generation
-            members = (*generation.members, *generation.previous)
-            self.hosts |= {f"w{ring_member.id}": ring_member.host for ring_member in members}
-        self.hosts |= {member.name: member.host for member in now.members}
-
-
-def _wait(
-    store: JobStore, asked: Move, timeout_s: float, on_message: OnMessage, limits: ClientLimits
-) -> _MigrationProgress:
-    """Wait until the workers have moved; return the hosts and generations seen until then."""
-    seen, given = _MigrationProgress(), list[Placement]()
-    messages, seen_at = Messages(on_message), time.monotonic()
-    for now in looks(store, timeout_s, f"moving {asked}", messages, _goes_on(asked), limits):
-        desired, stands = now.desired.hosts, standing(asked, now)
-        seen.look(now)
-        if stands.done and not stands.changed and now.generation is not None:
-            return seen
-        if desired in given:  # it was taken back, and the answer was lost
-            raise _lost(asked, now, desired, limits)
-        if stands.changed:
-            raise Superseded(asked.job, _superseded(asked, desired, stands))
-        if any(host.name == asked.target for host in now.available):
-            seen_at = time.monotonic()
-        elif time.monotonic() - seen_at >= limits.agent_gone_s and _is_short(
-            asked, desired, stands
-        ):
-            with suppress(CoordinationError):  # the next look tries again
-                after = _take_back(store, asked, stands, given)
-                raise _lost(asked, now, after, limits)
-        messages(f"{stands.text}: {now.status.reason}".rstrip(": "))
-    raise AssertionError("looks() ends with an error")
+    # They have moved; the event log says how long training stood still, some steps later.
+    last, events = max(generations), dict[int, Event]()
+    deadline = time.monotonic() + (limits.log_s if last > asked.since else 0.0)
+    while True:
+        with suppress(CoordinationError):  # they have moved all the same
+            events |= store.events.read_known(max(events, default=-1))
+        log = [events[number] for number in sorted(events)]
+        done = placement.outcome(asked, log, hosts, last, generations.values())
+        if done.stall_s is not None or time.monotonic() >= deadline:
+            return done
+        time.sleep(limits.poll_s)
 
 
 def _goes_on(asked: Move) -> str:
     back = f"edl migrate {asked.job} --from {asked.target} --to {asked.source} --np {asked.np}"
     return f"the migration goes on; `{back}` takes it back"
-
-
-def _is_short(asked: Move, desired: Placement, stands: MigrationStatus) -> bool:
-    return stands.arrived.get(asked.target, 0) < desired.get(asked.target, 0)
 
 
 def _take_back(
@@ -403,33 +380,6 @@ def _lost(asked: Move, now: Snapshot, after: Placement, limits: ClientLimits) ->
         f"{workers(asked.np)} of job {asked.job} stay on {asked.source}; {again}, then migrate "
         "again",
     )
-
-
-def _superseded(asked: Move, desired: Placement, stands: MigrationStatus) -> str:
-    """Return the error message that another request has changed the workers of the two hosts."""
-    hosts = (asked.source, asked.target)
-    then = ", ".join(f"{host}: {desired.get(host, 0)}" for host in hosts)
-    return (
-        f"other workers were asked for while {asked} were moving: {then} are wanted now; "
-        f"{stands.there} of {asked.np} had moved"
-    )
-
-
-def _outcome(
-    store: JobStore, asked: Move, seen: _MigrationProgress, limits: ClientLimits
-) -> Migration:
-    """Return what the migration did, and how long training stood still."""
-    last = max(seen.generations)
-    events: dict[int, Event] = {}
-    deadline = time.monotonic() + (limits.log_s if last > asked.since else 0.0)
-    while True:
-        with suppress(CoordinationError):  # they have moved all the same
-            events |= store.events.read_known(max(events, default=-1))
-        log, generations = [events[n] for n in sorted(events)], seen.generations.values()
-        done = placement.outcome(asked, log, seen.hosts, last, generations)
-        if done.stall_s is not None or time.monotonic() >= deadline:
-            return done
-        time.sleep(limits.poll_s)
 
 
 # ------------------------------------------------------------
@@ -462,8 +412,15 @@ def preempt(
     if not within_s > 0:
         raise UsageError(f"a job cannot save within {within_s:g} s; give it more")
     if store.snapshot().job.state is not JobState.STOPPING:  # else it is about to end
-        _check_checkpoint(running(store, f"preempt job {store.name}").job)
-        _warn_of_bound(store, within_s, on_message)
+        if running(store, f"preempt job {store.name}").job.saved_step < 0:
+            raise UsageError(
+                f"job {store.name} has no checkpoint, so all that it has trained would be lost: "
+                "let its script call edl.checkpoint(directory), or end it by `edl stop`"
+            )
+        newest = (one.details for one in store.events.newest(NEWEST_EVENTS, None))
+        saves = [one for one in newest if isinstance(one, CheckpointDetails)]
+        if saves and (why := why_tight(within_s, saves[-1].capture_s + saves[-1].write_s)):
+            on_message(why)  # by the last save the bound is probably too short
         _request(store, within_s, f"edl preempt --within {within_s:g}s", end_within_s=within_s)
     limit_s = within_s + LIMITS.stop_s if timeout_s is None else timeout_s
     ended = _wait_for_end(store, limit_s)
@@ -474,26 +431,6 @@ def preempt(
 
 def _sentence(ended: Job) -> str:
     return f"job {ended.name} {ended.state.phrase}: {ended.reason}"
-
-
-def _check_checkpoint(job: Job) -> None:
-    """Raise an error unless `job` has a checkpoint to go on from."""
-    if job.saved_step < 0:
-        raise UsageError(
-            f"job {job.name} has no checkpoint, so all that it has trained would be lost: let "
-            "its script call edl.checkpoint(directory), or end it by `edl stop`"
-        )
-
-
-def _warn_of_bound(store: JobStore, within_s: float, on_message: OnMessage) -> None:
-    """Say that a bound of `within_s` seconds is probably too short, by the job's last save."""
-    saves = [
-        one.details
-        for one in store.events.newest(NEWEST_EVENTS, None)
-        if isinstance(one.details, CheckpointDetails)
-    ]
-    if saves and (why := why_tight(within_s, saves[-1].capture_s + saves[-1].write_s)):
-        on_message(why)
 
 
 def _request(
@@ -566,17 +503,13 @@ def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
     given = parse_policy(text, source)
 
     def changed(before: JobPolicy) -> JobPolicy:
-        check_change(_written(before), given, source)
+        written = PolicyFile("")  # as one whose text cannot be parsed counts
+        with suppress(UsageError):
+            written = parse_policy(before.text, before.source)
+        check_change(written, given, source)
         return new
 
     return store.policy.change(changed, f"edl policy set: {source}")
-
-
-def _written(policy: JobPolicy) -> PolicyFile:
-    """Return the parsed text of `policy`; without a text that can be parsed, an empty policy."""
-    with suppress(UsageError):
-        return parse_policy(policy.text, policy.source)
-    return PolicyFile("")
 
 
 def switch_off(store: JobStore) -> JobPolicy:

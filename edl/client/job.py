@@ -78,18 +78,7 @@ class Job(SessionClient[JobStore]):
     def scale_out(self, n: int = 1, timeout_s: float | None = None) -> Resize:
         """Raise the desired number of workers by ``n``, at least 1.
 
-        Args:
-            n: how many workers to add.
-            timeout_s: the time in seconds to wait until exactly the new number of workers train;
-                None to return as soon as the number is written.
-
-        Returns:
-            The desired workers by host, before and after.
-
-        Raises:
-            UsageError: the job does not run, or its limits or hosts do not allow that many workers.
-            TimedOut: more or fewer train after ``timeout_s``; the new number is still desired.
-            JobEnded: the job ended before that many workers trained.
+        ``timeout_s``, the result and the errors are those of :meth:`scale`.
         """
         more = whole(n, least=1)
         return self._resize(lambda now: now + more, timeout_s)
@@ -98,20 +87,8 @@ class Job(SessionClient[JobStore]):
         """Lower the desired number of workers by ``n``, at least 1.
 
         Hosts without an agent lose their workers first, then the last hosts by name; on a host the
-        highest ranks leave. :meth:`drain` removes a particular worker.
-
-        Args:
-            n: how many workers to remove.
-            timeout_s: the time in seconds to wait until exactly the new number of workers train;
-                None to return as soon as the number is written.
-
-        Returns:
-            The desired workers by host, before and after.
-
-        Raises:
-            UsageError: the job does not run, or its limits do not allow so few workers.
-            TimedOut: more or fewer train after ``timeout_s``; the new number is still desired.
-            JobEnded: the job ended before that many workers trained.
+        highest ranks leave. :meth:`drain` removes a particular worker. ``timeout_s``, the result
+        and the errors are those of :meth:`scale`.
         """
         fewer = whole(n, least=1)
         return self._resize(lambda now: now - fewer, timeout_s)

@@ -281,7 +281,11 @@ def same_job(session: Session, own: Access, spec: JobSpec) -> tuple[JobStore, Sn
     store = choose_job(session, own.job, secret=own.secret)
     _check_ours(session, own)
     snapshot = store.snapshot()
-    _check_same(snapshot.job, spec)
+    for what, (theirs, mine) in snapshot.job.spec.differences(spec).items():
+        raise UsageError(
+            f"job {own.job} runs with {what} {_shown(theirs)}, not {_shown(mine)}; with --or-join "
+            "all hosts run the same `edl run`"
+        )
     return store, snapshot
 
 
@@ -307,15 +311,6 @@ def _check_ours(session: Session, own: Access) -> None:
             own.job,
             f"job {own.job} has another secret than this host's EDL_SECRET; with --or-join all "
             "hosts have the same EDL_SECRET, or choose another --job",
-        )
-
-
-def _check_same(running: JobRecord, asked: JobSpec) -> None:
-    """Raise UsageError if a job has another command, directory, sizes or settings."""
-    for what, (theirs, mine) in running.spec.differences(asked).items():
-        raise UsageError(
-            f"job {running.name} runs with {what} {_shown(theirs)}, not {_shown(mine)}; with "
-            "--or-join all hosts run the same `edl run`"
         )
 
 

@@ -45,8 +45,8 @@ from edl.host.process import AgentEnd, AgentResult
 from edl.job.placement import whole
 from edl.job.snapshot import Snapshot
 from edl.program.function_files import FunctionFiles, name_of
-from edl.records import NO_POLICY, Generation, JobPolicy
-from edl.spec import JobSpec, resume_directory
+from edl.records import NO_POLICY, Generation
+from edl.spec import resume_directory
 from edl.zookeeper.local_server import find_local, start_local
 from edl.zookeeper.paths import check_name
 from edl.zookeeper.store import JobStore
@@ -184,22 +184,15 @@ def split_options(options: Mapping[str, Any]) -> tuple[Options, config.Config]:
     if isinstance(others.get("resume"), bool):
         others["resume"] = "1" if others["resume"] else ""
     chosen, settings = Options(**own), config.load(**others)
-    _check_resumable(settings.job_settings.resume)
+    if (directory := resume_directory(settings.job_settings.resume)) is not None:
+        from edl.checkpoint.location import location  # imports NumPy: 0.1 s
+        from edl.checkpoint.store import check_resumable
+
+        try:
+            check_resumable(location(directory).absolute())
+        except CheckpointError as error:  # before any worker is started
+            raise UsageError(str(error)) from None
     return chosen, settings
-
-
-def _check_resumable(resume: str) -> None:
-    """Raise a UsageError if `resume` is a directory without a checkpoint to continue from."""
-    directory = resume_directory(resume)
-    if directory is None:
-        return
-    from edl.checkpoint.location import location  # imports NumPy: 0.1 s
-    from edl.checkpoint.store import check_resumable
-
-    try:
-        check_resumable(location(directory).absolute())
-    except CheckpointError as error:  # before any worker is started
-        raise UsageError(str(error)) from None
 
 
 def check_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -258,15 +251,33 @@ def run(
 ) -> list[Any]:
     """Do what `edl.run` describes; the arguments, the result and the errors are the same."""
     chosen, settings = split_options(options)
-    _check_place(settings)
+    if settings.attempt_id:
+        raise UsageError(
+            "edl.run() was called in a worker of a job; call it in the program that starts the "
+            'job, in a file under `if __name__ == "__main__":`'
+        )
+    if not sys.executable:
+        raise UsageError("edl.run() cannot start workers: Python does not know its own program")
+    check_name("host", settings.host)
+    check_own_name()
     kwargs = {} if kwargs is None else kwargs
     check_call(func, args, kwargs)
     np = whole(np)
     spec = job_spec([sys.executable], np, settings, Path.cwd(), chosen.slots)
     slots = host_slots(spec, chosen.slots)
-    policy = _policy(chosen.policy, spec)
+    policy = NO_POLICY
+    if chosen.policy is not None:
+        text, source = read_policy(chosen.policy, "edl.run")
+        policy = checked_policy(text, source, spec.sizes, (), Path(spec.cwd))
+    shared, own = chosen.directory, config.state_dir() / "functions"
+    parent = own if shared is None else Path(shared).absolute()
+    directory = parent / uuid.uuid4().hex[:12]
+    try:
+        directory.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise UsageError(f"edl.run() cannot write the function into {parent}: {error}") from error
     with ExitStack() as stack:
-        files = FunctionFiles(_new_directory(chosen.directory))
+        files = FunctionFiles(directory)
         removal = stack.enter_context(ExitStack())
         removal.callback(shutil.rmtree, files.directory, ignore_errors=True)
         script = files.write_function(func, args, kwargs)
@@ -287,38 +298,6 @@ def run(
         if ended.end in _GOES_ON:
             removal.pop_all()  # workers of other hosts need the function
         return job.results(agent.first_signal, ended)
-
-
-def _policy(given: str | Path | None, spec: JobSpec) -> JobPolicy:
-    """Return the policy of the job from its file or text `given`; None: the job has none."""
-    if given is None:
-        return NO_POLICY
-    text, source = read_policy(given, "edl.run")
-    return checked_policy(text, source, spec.sizes, (), Path(spec.cwd))
-
-
-def _check_place(settings: config.Config) -> None:
-    """Raise a UsageError if this process cannot start a job."""
-    if settings.attempt_id:
-        raise UsageError(
-            "edl.run() was called in a worker of a job; call it in the program that starts the "
-            'job, in a file under `if __name__ == "__main__":`'
-        )
-    if not sys.executable:
-        raise UsageError("edl.run() cannot start workers: Python does not know its own program")
-    check_name("host", settings.host)
-    check_own_name()
-
-
-def _new_directory(shared: str | Path | None) -> Path:
-    """Make a directory for one function in `shared`; None: in this user's state directory."""
-    parent = config.state_dir() / "functions" if shared is None else Path(shared).absolute()
-    directory = parent / uuid.uuid4().hex[:12]
-    try:
-        directory.mkdir(mode=0o700, parents=True)
-    except OSError as error:
-        raise UsageError(f"edl.run() cannot write the function into {parent}: {error}") from error
-    return directory
 
 
 def _display(job: str, shows_workers: bool) -> Display:

@@ -19,7 +19,7 @@ import pytest
 from made import make_job
 
 from edl import config
-from edl.cli.cluster.table import state_line
+from edl.cli.jobs import state_line
 from edl.cli.main import invoke
 from edl.client import Cluster
 from edl.cluster.controller.controller import Controller
@@ -298,7 +298,7 @@ class TestSubmission:
                 shown.set()
             return text
 
-        monkeypatch.setattr("edl.cli.cluster.submit.state_line", line)
+        monkeypatch.setattr("edl.cli.jobs.state_line", line)
 
         def act() -> None:
             deadline = time.monotonic() + 20.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,6 @@ from typing import Any
 import horovod
 import pytest
 from ring_settings import PLAN, STEPS, TRIED, VICTIM, VICTIM_STEP, RingSettings
-from typer.testing import CliRunner
-
-from edl.cli.main import app
 
 pytestmark = pytest.mark.integration
 
@@ -65,7 +61,6 @@ def test_each_ring_is_tuned_and_writes_its_own_files(rings: RingSettings, tmp_pa
 
     timelines = sorted(tmp_path.glob("timeline.*"), key=number_of)
     check_timelines(timelines)
-    check_merged(tmp_path / "timeline.json", [number_of(one) for one in timelines])
     assert len(list(tmp_path.glob("tuning.g*.csv"))) == len(list(tmp_path.glob("t*.csv")))
     assert len(list(tmp_path.glob("tuning.g*.csv"))) == len(PLAN)
 
@@ -86,19 +81,6 @@ def check_timelines(timelines: list[Path], ranks: int | None = None) -> None:
             events = json.loads(timeline.read_text())
             ready = {event["name"] for event in events if event.get("ph") == "X"}
             assert ready >= {str(rank) for rank in range(ranks or len(planned.workers))}
-
-
-def check_merged(file: Path, generations: list[int]) -> None:
-    """`edl timeline` puts all rings into one file, one after the other, and nothing stays open."""
-    done = CliRunner().invoke(app, ["timeline", str(file)])
-    assert done.exit_code == 0, done.output
-    events = json.loads(file.read_text())["traceEvents"]
-    rings = [event for event in events if event.get("name", "").startswith("generation ")]
-    assert [ring["name"] for ring in rings] == [f"generation {number}" for number in generations]
-    begins = [ring["ts"] for ring in rings]
-    assert begins == sorted(begins)
-    opened = Counter(event["pid"] for event in events if event["ph"] == "B")
-    assert opened == Counter(event["pid"] for event in events if event["ph"] == "E")
 
 
 def number_of(file: Path) -> int:

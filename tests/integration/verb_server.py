@@ -60,16 +60,16 @@ def _code(pid: int, timeout_s: float) -> int | None:
 
 if __name__ == "__main__":
     import importlib
-    import pkgutil
 
-    import edl.cli
+    from edl.cli.verbs import every_verb
 
     asking = os.fdopen(os.dup(0), "r")
     answering = os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
         os.dup2(nothing, number)
-    for module in pkgutil.walk_packages(edl.cli.__path__, "edl.cli."):
-        if module.name.rpartition(".")[2] in {*sys.argv[1:], "main", "common", "borrowing"}:
-            importlib.import_module(module.name)
+    importlib.import_module("edl.cli.main")
+    for typed, verb in every_verb():
+        if typed.partition(" ")[0] in sys.argv[1:]:
+            importlib.import_module(f"edl.cli.{verb.calls.partition(':')[0]}")
     serve(asking, answering)

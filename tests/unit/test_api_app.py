@@ -431,11 +431,11 @@ def test_a_client_that_zookeeper_did_not_answer_is_replaced() -> None:
 def test_a_history_is_waited_for_only_until_it_was_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edl.api import history_routes
+    from edl.api import routes
 
-    monkeypatch.setattr(history_routes, "FILLING_S", 0.0)
+    monkeypatch.setattr(routes, "FILLING_S", 0.0)
     file = HistoryFile(tmp_path / "history.sqlite")
-    reader = history_routes.HistoryReader(file)
+    reader = routes.HistoryReader(file)
     reader._filling.acquire()  # as another thread, which reads the events
     cluster: Any = FakePool()
     with pytest.raises(DataError, match="is read for the first time; ask again"):

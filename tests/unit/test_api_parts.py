@@ -13,8 +13,8 @@ import pytest
 
 from edl.api import listening
 from edl.api.listening import ListenAddress, check_packages, listen_address, listener
-from edl.cli.cluster import api as cluster_api
-from edl.cli.cluster.api import api_command
+from edl.cli import cluster as cluster_api
+from edl.cli.cluster import api_command
 from edl.client import http_api
 from edl.client.http_api import ApiClient
 from edl.cluster.client.connection import access_to_start

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from edl.api.jobs import wait_for_end
+from edl.api.routes import wait_for_end
 from edl.cluster.lifecycle import LifeState
 from edl.cluster.records import Goal
 from edl.cluster.status import ClusterJobStatus

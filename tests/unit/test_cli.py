@@ -21,11 +21,10 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from edl import config
-from edl.cli.common import console, worker_number
+from edl.cli.common import console, print_table, worker_number
 from edl.cli.events import aligned
 from edl.cli.main import app, invoke, run_command
 from edl.cli.status import line, status_table
-from edl.cli.tables import print_table
 from edl.cli.worker import _reachable
 from edl.client.waiting import flat
 from edl.config import Config, HorovodSlot
@@ -164,7 +163,7 @@ def test_names_of_an_older_version_work_and_are_in_no_help(
         seen.append(config.load().borrowed_file)
         raise UsageError("far enough")
 
-    monkeypatch.setattr("edl.cli.run.check_command", check)
+    monkeypatch.setattr("edl.cli.agents.check_command", check)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EDL_BORROWED_FILE", "")
     assert invoke(["run", "-np", "2", "--lent-file", "slots", "python", "t.py"]) == 2
@@ -193,7 +192,7 @@ def test_run_leaves_the_commands_own_options_alone(
         seen.append(command)
         raise UsageError("far enough")
 
-    monkeypatch.setattr("edl.cli.run.check_command", check)
+    monkeypatch.setattr("edl.cli.agents.check_command", check)
     monkeypatch.chdir(tmp_path)
     command = ["python", "-u", "t.py", "-np", "7", "--np=8", "--job", "x", "--", "--help"]
     assert invoke(["run", "-np", "2", "--max-np", "4", *command]) == 2
@@ -387,7 +386,7 @@ def test_status_for_people() -> None:
     text = shown(status_table(job_status(snapshot(), "127.0.0.1:2181")))
     for part in (
         "running: w2 is preparing; 2 of 3 train",
-        "w1, term 3",
+        "w1 on a, process 101, term 3",
         "2 of 3 wanted (a: 3); 1 to 4 workers; generation 5",
         "epoch 2: 64 of 128 samples (50%), step 7, 100 samples/s",
         "w1 (leads)",
@@ -416,7 +415,7 @@ def test_status_on_a_narrow_terminal_breaks_what_is_too_wide(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = partial(Console, force_terminal=True, color_system=None, width=60)
-    monkeypatch.setattr("edl.cli.tables.console", terminal)
+    monkeypatch.setattr("edl.cli.common.console", terminal)
     now, host, servers = of_long_names()
     print_table(status_table(now))
     text = capsys.readouterr().out

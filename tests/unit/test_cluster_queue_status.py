@@ -8,7 +8,7 @@ import pytest
 from cluster_world import Request, World
 from rich.console import Console
 
-from edl.cli.cluster.queue import queue_table
+from edl.cli.administration import queue_table
 from edl.cluster.lifecycle import JobLife, LifeResult, LifeState
 from edl.cluster.queues import finish_time_fairness, queue_statuses
 from edl.cluster.records import QueueRecord

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edl.cli.cluster.table import (
+from edl.cli.jobs import (
     ENDED_SHOWN,
     details_text,
     event_line,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edl import config
-from edl.cli.completion import known_values
+from edl.cli.machine import known_values
 from edl.cli.main import invoke
 from edl.zookeeper.access import CLUSTERS, announce
 
@@ -41,7 +41,7 @@ def completed(
         ("edl scale --job ", ["digits", "letters"]),
         ("edl join --job l", ["letters"]),
         ("edl show --cluster ", ["lab"]),
-        ("edl explain worker_f", ["worker_failed", "worker_frozen"]),
+        ("edl events --explain worker_f", ["worker_failed", "worker_frozen"]),
         ("edl events --fo", ["--follow"]),
         ("edl zookeeper sta", ["start", "status"]),
     ],

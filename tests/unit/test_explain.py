@@ -1,15 +1,14 @@
-"""`edl explain`: each kind of event has a meaning, a cause, and something to do."""
+"""`edl events --explain`: each kind of event has a meaning, a cause, and something to do."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
-from edl.cli.explain import explanation_lines, overview_lines
-from edl.cli.main import VERBS, invoke
+from edl.cli.events import explanation_lines, overview_lines
+from edl.cli.main import invoke
+from edl.cli.verbs import VERBS
 from edl.errors import UsageError
 from edl.event_text import EXPLANATIONS, Severity
 from edl.events import EventKind
@@ -26,9 +25,9 @@ def test_every_kind_is_explained_in_sentences(kind: EventKind) -> None:
 
 
 def test_nobody_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in `edl explain >&-`."""
+    """As in `edl events --explain all >&-`."""
     monkeypatch.setattr("sys.stdout", None)
-    assert invoke(["explain"]) == 0
+    assert invoke(["events", "--explain", "all"]) == 0
 
 
 def test_there_is_no_explanation_of_anything_else() -> None:
@@ -53,20 +52,7 @@ def test_what_is_printed_fits(width: int) -> None:
 def test_an_unknown_event_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match=r"no event 'worker_faild' \(like it: worker_failed"):
         explanation_lines("worker_faild", 80)
-    assert invoke(["explain", "nonsense"]) == 2
-    assert "`edl explain` lists all" in capsys.readouterr().err
-    assert invoke(["explain", "stalled"]) == 0
+    assert invoke(["events", "--explain", "nonsense"]) == 2
+    assert "`edl events --explain all` lists all" in capsys.readouterr().err
+    assert invoke(["events", "--explain", "stalled"]) == 0
     assert capsys.readouterr().out.startswith("stalled (error)\n")
-
-
-def test_it_needs_neither_zookeeper_nor_rich() -> None:
-    code = (
-        "import sys\n"
-        "from edl.cli.main import invoke\n"
-        "assert invoke(['explain', 'paused']) == 0\n"
-        "print([one for one in sys.modules if one.partition('.')[0] in ('kazoo', 'rich')])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
-    )
-    assert done.stdout.splitlines()[-1] == "[]"

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 from made import make_job
 
-from edl.cli import events, following, logs, status
+from edl.cli import events, logs, status
+from edl.cli.common import print_table
 from edl.cli.main import invoke
-from edl.cli.tables import print_table
 from edl.errors import CoordinationError
 from edl.events import Event, JobFinishedDetails
 from edl.host.workers import log_directory
@@ -70,7 +70,7 @@ def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[[Store], None]:
             monkeypatch.setattr(verb, "connected", lambda _: nullcontext(session))
             monkeypatch.setattr(verb, "choose_job", lambda *_, **__: store)
             monkeypatch.setattr(verb, "store_of_job", lambda *_: None)
-        monkeypatch.setattr(following, "FOLLOW_S", 0.0)
+        monkeypatch.setattr(events, "FOLLOW_S", 0.0)
 
     return has
 

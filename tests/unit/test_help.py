@@ -12,8 +12,8 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from edl.cli.main import VERBS, app
-from edl.cli.verbs import EXAMPLES, GROUPS, SUMMARIES
+from edl.cli.main import app, invoke
+from edl.cli.verbs import LISTED, REMOVED, VERBS, every_verb
 
 
 def commands(path: str = "", command: Any = None) -> Iterator[tuple[str, Any]]:
@@ -27,18 +27,19 @@ def commands(path: str = "", command: Any = None) -> Iterator[tuple[str, Any]]:
 
 
 def test_each_command_is_in_one_group_and_has_a_line() -> None:
-    listed = [name for names in GROUPS.values() for name in names]
-    assert sorted(listed) == sorted(VERBS)
-    assert SUMMARIES.keys() == VERBS.keys()
-    assert all(len(line) <= 60 and line.endswith(".") for line in SUMMARIES.values())
+    listed = [verb.name for verbs in LISTED.values() for verb in verbs]
+    assert listed == list(VERBS)
+    lines = [verb.summary for verb in VERBS.values()]
+    assert all(len(line) <= 60 and line.endswith(".") for line in lines)
 
 
 def test_each_command_has_examples_that_can_be_typed() -> None:
     found = dict(commands())
-    assert EXAMPLES.keys() == found.keys()
+    examples = {name: [one.split("  # ") for one in verb.examples] for name, verb in every_verb()}
+    assert examples.keys() == found.keys()
     for name, command in found.items():
         options = {option for one in command.params for option in one.opts}
-        for typed, what in EXAMPLES[name]:
+        for typed, what in examples[name]:
             assert f"edl {name}" in typed
             words = shlex.split(typed.split(" python ")[0].split(" && ")[0].split(" < ")[0])
             given = {word.partition("=")[0] for word in words if word.startswith("-")}
@@ -61,8 +62,8 @@ def test_each_option_whose_value_is_a_path_or_a_time_says_so() -> None:
 def test_the_help_has_the_groups_and_fits(width: int) -> None:
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": str(width)}).output
     lines = shown.splitlines()
-    assert [line for line in lines if line in {f"{title}:" for title in GROUPS}] == [
-        f"{title}:" for title in GROUPS
+    assert [line for line in lines if line in {f"{title}:" for title in LISTED}] == [
+        f"{title}:" for title in LISTED
     ]
     assert all(len(line) <= width for line in lines)
 
@@ -91,3 +92,11 @@ def test_the_help_imports_no_command() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("verb", REMOVED)
+def test_a_verb_of_older_versions_says_what_to_do_instead(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke([verb, "anything"]) == 2
+    assert REMOVED[verb] in capsys.readouterr().err

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from edl.cli.cluster import history as verb
-from edl.cli.cluster.history import history_table, slot_lines
+from edl.cli import dashboard as verb
+from edl.cli.dashboard import history_table, slot_lines
 from edl.cluster.client.history_file import HistoryFile, history_path
 from edl.cluster.history import JobHistory, SlotInterval
 from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, LifeState
@@ -23,7 +23,7 @@ DAY_S = 86400.0
 
 
 def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.cli.cluster.history._clock", lambda time_s: f"day {time_s / DAY_S:g}")
+    monkeypatch.setattr("edl.cli.dashboard._clock", lambda time_s: f"day {time_s / DAY_S:g}")
     jobs = (
         JobHistory(
             9,

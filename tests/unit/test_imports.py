@@ -5,7 +5,7 @@
     errors <- text, record, spec, records, events, status, metrics (core) <- step <- job <- host
     step, job <- policy <- cluster's pure files; policy, cluster <- dashboard/view
     errors, policy, cluster <- simulator <- simulator/published
-      <- simulator's registry, built_in, trace, runs <- cli/simulation
+      <- simulator's registry, built_in, trace, runs <- cli/simulate
     errors <- keys, clock, failpoints, horovod_build, mount_point, secret_file, policy_source
     errors, policy, cluster <- cluster_policies <- cluster/client, cluster/controller, cli
     errors, secret_file, core (a job's settings are declared there) <- config
@@ -27,7 +27,7 @@
     errors <- figures <- diagnose <- binding; figures <- cli
     errors, config, horovod_build <- install
     launch, client <- program (edl.run; its worker's side: binding <- program)
-    testing, cli, cli/cluster: anything but what trains; testing also drives daemon and binding
+    testing, cli: anything but what trains; testing also drives daemon and binding
 
 ``http`` knows no ring, ``checkpoint`` and ``leader`` know no daemon: they take values.
 """
@@ -124,10 +124,9 @@ MAY_IMPORT["cluster/host"] |= {"cluster/wakeup"}
 MAY_IMPORT["cluster/controller"] = MAY_IMPORT["cluster/host"] | {"cluster/host", "cluster/fleet"}
 MAY_IMPORT["cluster/controller"] |= POLICIES
 MAY_IMPORT["cluster/fleet"] = MAY_IMPORT["cluster/controller"] | {"cluster/controller"}
-MAY_IMPORT["cli"] |= {"cli/cluster", "cluster/host", "cluster/fleet"} | POLICIES | OF_CLUSTERS
-MAY_IMPORT["cli/cluster"] = MAY_IMPORT["cli"] | {"cli"}
-MAY_IMPORT["cli/simulation"] = BASE | CORE | {"cli", "simulator", "simulator/published"} | POLICIES
-MAY_IMPORT["cli/simulation"] |= {"figures"}
+MAY_IMPORT["cli"] |= {"cluster/host", "cluster/fleet"} | POLICIES | OF_CLUSTERS
+MAY_IMPORT["cli/simulate"] = BASE | CORE | {"cli", "simulator", "simulator/published"} | POLICIES
+MAY_IMPORT["cli/simulate"] |= {"figures"}
 MAY_IMPORT["binding"] = MAY_IMPORT["daemon"] | {"daemon", "data", "diagnose"}
 MAY_IMPORT |= dict.fromkeys(
     ("torch", "tensorflow"), MAY_IMPORT["binding"] | {"binding", "schedules"}
@@ -167,7 +166,7 @@ OF_THEIR_OWN |= dict.fromkeys(
     ("text", "record", "records", "spec", "events", "event_text", "status", "metric", "metrics"),
     "core",
 )
-OF_THEIR_OWN |= dict.fromkeys(("learning", "horovod_timeline", "retention", "job/snapshot"), "core")
+OF_THEIR_OWN |= dict.fromkeys(("learning", "retention", "job/snapshot"), "core")
 # What carries out the decisions of `job` and `host`.
 OF_THEIR_OWN |= dict.fromkeys(("job/leader", "job/policy_loop"), "leader")
 OF_THEIR_OWN |= dict.fromkeys(("job/daemon", "job/candidate", "job/pending_writes"), "daemon")
@@ -258,7 +257,7 @@ def test_simulating_needs_no_job() -> None:
     code = (
         "import sys\n"
         "from edl.cli.main import invoke\n"
-        "import edl.cli.simulation.simulate\n"
+        "import edl.cli.simulate\n"
         "assert invoke(['simulate', '--list']) == 0\n"
         "print([name for name in sys.modules if name.partition('.')[0] == 'kazoo'"
         " or name.startswith(('edl.zookeeper', 'edl.client'))])\n"
@@ -294,7 +293,7 @@ def test_the_library_for_metrics_is_imported_when_they_are_asked_for(module: str
 def test_commands_start_without_numpy() -> None:
     """It would take a quarter of their start; horovodrun starts `edl-discover` each second."""
     files = {dotted(module): module for module in MODULES}
-    begun = ["cli/run.py", "cli/join.py", "cli/status.py", "cli/scale.py", "cli/worker.py"]
+    begun = ["cli/agents.py", "cli/status.py", "cli/changes.py", "cli/worker.py"]
     begun += ["host/horovodrun/discovery.py", "zookeeper/store.py"]
     reached: set[str] = set()
     while begun:

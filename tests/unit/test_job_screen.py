@@ -69,7 +69,7 @@ def test_a_small_job() -> None:
     ]
     assert lines[-2:] == [
         "12:00:01 worker_failed: w1 was killed by SIGKILL",
-        "`edl explain worker_failed`: what to do",
+        "`edl events --explain worker_failed`: what to do",
     ]
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from edl.api import listening
 from edl.api import server as api_server
-from edl.cli.cluster import api as api_verb
-from edl.cli.cluster import cluster as cluster_verb
-from edl.cli.cluster import host as host_verb
+from edl.cli import cluster as cluster_verb
+from edl.cli import host as host_verb
 from edl.cli.common import line_writer, settings_of_agent
 from edl.cli.dashboard import dashboard
 from edl.dashboard import server as dashboard_server
@@ -69,7 +68,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[Say]:
         def end(self, within_s: float) -> None:
             pass
 
-    for module in ("cluster.api", "cluster.host", "dashboard"):
+    for module in ("cluster", "host", "dashboard"):
         monkeypatch.setattr(f"edl.cli.{module}.connected_cluster", connect)
     store = SimpleNamespace(paths=SimpleNamespace(name="lab"))
     monkeypatch.setattr("edl.cli.dashboard.connected", connect)
@@ -107,7 +106,7 @@ def test_a_host_lives_on(said: list[Say], output: IO[str]) -> None:
 
 def test_the_api_lives_on(said: list[Say], output: IO[str]) -> None:
     with redirect_stdout(output):
-        api_verb.serve_api("0", cluster="lab", zookeeper=HOSTS)
+        cluster_verb.serve_api("0", cluster="lab", zookeeper=HOSTS)
         (say,) = said
         say("serves the HTTP API")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.cli.figure import draw_history
+from edl.cli.sizing import draw_history
 from edl.events import (
     DesiredDetails,
     Details,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edl.cli.main import invoke
-from edl.cli.policy import _read
+from edl.cli.sizing import _read
 from edl.errors import UsageError
 
 FILE = Path("p.toml")

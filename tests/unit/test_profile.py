@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.cli.figure import draw
-from edl.cli.profile import profile_table
+from edl.cli.sizing import draw, profile_table
 from edl.errors import UsageError
 from edl.figures import check_figure
 from edl.job.profile import Curve, Point, in_order, measured_point, sizes

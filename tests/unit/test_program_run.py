@@ -14,6 +14,8 @@ import pytest
 
 import edl
 from edl import config
+from edl.client.changes import checked_policy
+from edl.config import read_policy
 from edl.errors import (
     ConfigError,
     JobError,
@@ -24,9 +26,9 @@ from edl.errors import (
 )
 from edl.host.process import AgentEnd, AgentResult
 from edl.program.function_files import Failure, FunctionFiles
-from edl.program.run import INSTEAD, FunctionJob, Options, _policy, _ring_at_end, split_options
-from edl.records import NO_POLICY, Generation, RingMember
-from edl.spec import JobSettings, JobSpec, Sizes
+from edl.program.run import INSTEAD, FunctionJob, Options, _ring_at_end, split_options
+from edl.records import Generation, JobPolicy, RingMember
+from edl.spec import Sizes
 
 
 def train() -> None:
@@ -201,9 +203,11 @@ def test_a_newcomer_of_a_switch_that_never_came_owes_no_result(
 def test_a_policy_is_a_file_or_its_text(tmp_path: Path) -> None:
     """A custom rule is found in a directory of the program's ``sys.path``."""
     (tmp_path / "p.toml").write_text(GROWS)
-    spec = JobSpec(("python",), 1, Sizes(1, 4), JobSettings(), str(tmp_path))
-    assert _policy(None, spec) == NO_POLICY
-    assert _policy(GROWS, spec).source == "edl.run"
-    assert _policy(tmp_path / "p.toml", spec).text == GROWS
+
+    def of(given: str | Path) -> JobPolicy:
+        return checked_policy(*read_policy(given, "edl.run"), Sizes(1, 4), (), tmp_path)
+
+    assert of(GROWS).source == "edl.run"
+    assert of(tmp_path / "p.toml").text == GROWS
     (tmp_path / "rules.py").write_text("def choose(observation): return 2\n")
-    assert _policy("[size]\nrule = 'rules:choose'\n", spec).is_on
+    assert of("[size]\nrule = 'rules:choose'\n").is_on

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 from cluster_world import Batches, Request
 
-from edl.cli.cluster.hints import hint_lines
+from edl.cli.jobs import hint_lines
 from edl.cluster.status import SchedHints, SchedulerHints, scheduler_hints
 from edl.cluster.view import JobMeasurements, JobView
 from edl.policy.step_time import StepTimeSample

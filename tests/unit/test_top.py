@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from edl.cli.top import Lines, Screen, _clock, _renew
+from edl.cli.status import Lines, Screen, _clock, _renew
 from edl.errors import CoordinationError
 from edl.status import TextLine
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.cli import zookeeper
+from edl.cli import machine as zookeeper
 from edl.cli.main import invoke
 from edl.errors import UsageError
 from edl.zookeeper import local_server

@@ -557,16 +557,7 @@ class Cluster(SessionClient[ClusterStore]):
     ) -> ClusterJobStatus:
         """Wait until a job trains, or has ended or halted before that; return its status then.
 
-        Args:
-            job: the name of the job.
-            timeout_s: the time to wait, in seconds; None to wait as long as ZooKeeper answers: a
-                call without an answer for 10 minutes ends.
-            on_status: called with the status of the job at first, and whenever its state or the
-                reason of that has changed.
-
-        Raises:
-            UnknownJob: the cluster has no such job, it was removed, or a new job has its name.
-            TimedOut: the job does not train after ``timeout_s``.
+        The arguments and the errors are those of :meth:`wait`.
         """
         with self._store() as store:
             return waiting.wait_for_job(store, job, JobCondition.TRAINS, timeout_s, on_status)
@@ -592,15 +583,7 @@ class Cluster(SessionClient[ClusterStore]):
     def resume(self, job: str) -> Wanted:
         """Let a halted job go on from its newest checkpoint as soon as it gets slots; do not wait.
 
-        Args:
-            job: the name of the job.
-
-        Returns:
-            What users want of the job after the change: its goal and its priority.
-
-        Raises:
-            UnknownJob: the cluster has no such job.
-            UsageError: the job has ended, or is being deleted.
+        The argument, the result and the errors are those of :meth:`halt`.
         """
         return self._want(job, lambda before: replace(before, goal=Goal.RUN))
 

@@ -1,22 +1,31 @@
-"""The routes about jobs: submit, list, show, events, wait, halt, resume, delete, priority."""
+"""The routes of the API: about jobs, about the cluster itself, and about the past."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from edl.api.cluster_pool import ClusterPool
 from edl.api.records import (
     MANIFEST,
+    AuditList,
+    DrainStatus,
     EventEntry,
     EventList,
+    JobHistoryList,
     JobList,
     LogList,
+    PlanList,
+    PolicySetting,
     PriorityUpdate,
+    SecretEntry,
+    SecretList,
+    SlotIntervalList,
     Submitted,
     WaitResult,
     answer_schemas,
@@ -27,10 +36,13 @@ from edl.api.requests import JSON, YAML, Caller, HttpError, answer, sent_manifes
 from edl.client import Cluster
 from edl.client.waiting import flat_of_cluster
 from edl.cluster.client.client import STATES
+from edl.cluster.client.history_file import MOST_ROWS, HistoryFile
 from edl.cluster.lifecycle import ClusterEvent
+from edl.cluster.policies.registry import POLICIES
 from edl.cluster.records import Wanted
-from edl.cluster.status import ClusterJobDetails, ClusterJobStatus, SchedulerHints
-from edl.errors import CoordinationError, TimedOut, UnknownJob
+from edl.cluster.status import ClusterJobDetails, ClusterJobStatus, ClusterStatus, SchedulerHints
+from edl.cluster_policies import is_own
+from edl.errors import CoordinationError, DataError, TimedOut, UnknownJob, UsageError
 
 # ------------------------------------------------------------
 # Wait for the end of a job by looking at it again and again, within a time limit.
@@ -77,7 +89,7 @@ MOST_EVENTS = 1000  # in one answer
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
-router = APIRouter(prefix="/v1", tags=["jobs"])
+of_jobs = APIRouter(prefix="/v1", tags=["jobs"])
 
 By = Annotated[Caller, Depends(who)]
 
@@ -98,7 +110,7 @@ def pool_of(request: Request) -> ClusterPool:
     return pool
 
 
-@router.post(
+@of_jobs.post(
     "/jobs",
     status_code=201,
     responses=answer_schemas(Submitted, 201, "The job is in ZooKeeper."),
@@ -120,7 +132,7 @@ async def submit(
     return answer(request, Submitted(name), 201)
 
 
-@router.get("/jobs", responses=answer_schemas(JobList))
+@of_jobs.get("/jobs", responses=answer_schemas(JobList))
 async def list_jobs(
     request: Request,
     caller: By,
@@ -146,13 +158,13 @@ async def list_jobs(
     return answer(request, JobList(found[:limit]))
 
 
-@router.get("/jobs/{job}", responses=answer_schemas(ClusterJobDetails))
+@of_jobs.get("/jobs/{job}", responses=answer_schemas(ClusterJobDetails))
 async def show(request: Request, caller: By, job: Job) -> Response:
     """Show all that is known of a job."""
     return answer(request, await pool_of(request).ask(caller.by, lambda one: one.show(job)))
 
 
-@router.get("/jobs/{job}/logs", responses=answer_schemas(LogList))
+@of_jobs.get("/jobs/{job}/logs", responses=answer_schemas(LogList))
 async def logs(
     request: Request,
     caller: By,
@@ -167,13 +179,13 @@ async def logs(
     return answer(request, LogList(found))
 
 
-@router.get("/jobs/{job}/hints", responses=answer_schemas(SchedulerHints))
+@of_jobs.get("/jobs/{job}/hints", responses=answer_schemas(SchedulerHints))
 async def hints(request: Request, caller: By, job: Job) -> Response:
     """Show how fast a job trains, for other schedulers; `sched_hints` has the words of AdaptDL."""
     return answer(request, await pool_of(request).ask(caller.by, lambda one: one.hints(job)))
 
 
-@router.delete("/jobs/{job}", responses=answer_schemas(Wanted))
+@of_jobs.delete("/jobs/{job}", responses=answer_schemas(Wanted))
 async def delete(
     request: Request,
     caller: By,
@@ -192,19 +204,19 @@ async def delete(
     return answer(request, found)
 
 
-@router.post("/jobs/{job}/halt", responses=answer_schemas(Wanted))
+@of_jobs.post("/jobs/{job}/halt", responses=answer_schemas(Wanted))
 async def halt(request: Request, caller: By, job: Job) -> Response:
     """Let a job stop with a checkpoint and give its slots to others, until it is resumed."""
     return answer(request, await pool_of(request).ask(caller.by, lambda one: one.halt(job)))
 
 
-@router.post("/jobs/{job}/resume", responses=answer_schemas(Wanted))
+@of_jobs.post("/jobs/{job}/resume", responses=answer_schemas(Wanted))
 async def resume(request: Request, caller: By, job: Job) -> Response:
     """Let a halted job go on when it gets slots."""
     return answer(request, await pool_of(request).ask(caller.by, lambda one: one.resume(job)))
 
 
-@router.put(
+@of_jobs.put(
     "/jobs/{job}/priority",
     responses=answer_schemas(Wanted),
     openapi_extra=takes_record(PriorityUpdate),
@@ -216,7 +228,7 @@ async def set_priority(request: Request, caller: By, job: Job) -> Response:
     return answer(request, wanted)
 
 
-@router.get("/jobs/{job}/wait", responses=answer_schemas(WaitResult))
+@of_jobs.get("/jobs/{job}/wait", responses=answer_schemas(WaitResult))
 async def wait(
     request: Request,
     caller: By,
@@ -238,7 +250,7 @@ async def wait(
     return answer(request, WaitResult(now.is_over, now))
 
 
-@router.get("/jobs/{job}/events", responses=answer_schemas(EventList))
+@of_jobs.get("/jobs/{job}/events", responses=answer_schemas(EventList))
 async def events_of_job(
     request: Request, caller: By, job: Job, after: After = -1, limit: EventLimit = MOST_EVENTS
 ) -> Response:
@@ -247,7 +259,7 @@ async def events_of_job(
     return answer(request, found)
 
 
-@router.get("/events", responses=answer_schemas(EventList))
+@of_jobs.get("/events", responses=answer_schemas(EventList))
 async def events(
     request: Request, caller: By, after: After = -1, limit: EventLimit = MOST_EVENTS
 ) -> Response:
@@ -267,3 +279,163 @@ def _look(cluster: Cluster, job: str) -> ClusterJobStatus:
 def _events(cluster: Cluster, job: str | None, after: int, limit: int) -> EventList:
     found: list[tuple[int, ClusterEvent]] = list(cluster.events(job, after))[:limit]
     return EventList(tuple(EventEntry(**flat_of_cluster(*one)) for one in found))
+
+
+of_cluster = APIRouter(prefix="/v1", tags=["cluster"])
+Host = Annotated[str, Path(description="Name of a host.", pattern=NAME)]
+
+
+@of_cluster.get("/cluster", responses=answer_schemas(ClusterStatus))
+async def status(request: Request, caller: By) -> Response:
+    """Show which controller leads, the policy, the hosts and the slots in use."""
+    return answer(request, await pool_of(request).ask(caller.by, lambda one: one.status()))
+
+
+@of_cluster.get("/plan", responses=answer_schemas(PlanList))
+async def plan(
+    request: Request,
+    caller: By,
+    policy: Annotated[
+        str | None, Query(description="Another policy than that of the cluster.")
+    ] = None,
+) -> Response:
+    """Show which slots each job would get if the policy were asked now; nothing is changed."""
+    if policy is not None:
+        check_registered(policy)
+    found = await pool_of(request).ask(caller.by, lambda one: one.policy.plan(policy))
+    return answer(request, PlanList(found))
+
+
+@of_cluster.get("/policy", responses=answer_schemas(PolicySetting))
+async def show_policy(request: Request, caller: By) -> Response:
+    """Show by which policy the cluster gives slots."""
+    now = await pool_of(request).ask(caller.by, lambda one: one.policy.get())
+    return answer(request, PolicySetting(now.policy, now.parameters))
+
+
+@of_cluster.put(
+    "/policy", responses=answer_schemas(PolicySetting), openapi_extra=takes_record(PolicySetting)
+)
+async def set_policy(request: Request, caller: By) -> Response:
+    """Let another policy give slots from now on; the jobs go on running."""
+    new = sent_record(request, PolicySetting)
+    check_registered(new.policy)
+    now = await pool_of(request).ask(
+        caller.by, lambda one: one.policy.set(new.policy, new.parameters)
+    )
+    return answer(request, PolicySetting(now.policy, now.parameters))
+
+
+@of_cluster.post("/hosts/{host}/drain", responses=answer_schemas(DrainStatus))
+async def drain(request: Request, caller: By, host: Host) -> Response:
+    """Let a host have no jobs from now on; they shrink, or move to other hosts."""
+    await pool_of(request).ask(caller.by, lambda one: one.hosts.drain(host))
+    return answer(request, DrainStatus(host, True))
+
+
+@of_cluster.post("/hosts/{host}/undrain", responses=answer_schemas(DrainStatus))
+async def undrain(request: Request, caller: By, host: Host) -> Response:
+    """Let a host that was drained have jobs again."""
+    await pool_of(request).ask(caller.by, lambda one: one.hosts.undrain(host))
+    return answer(request, DrainStatus(host, False))
+
+
+@of_cluster.get("/secrets", responses=answer_schemas(SecretList))
+async def secrets(
+    request: Request,
+    caller: By,
+    after: Annotated[str, Query(description="Only those whose names come after this one.")] = "",
+    limit: Limit = MAX_LISTED,
+) -> Response:
+    """List the names of the secrets that the cluster keeps for jobs."""
+    found = await pool_of(request).ask(caller.by, lambda one: one.secrets.list())
+    entries = [SecretEntry(one.name, one.set_s, one.by) for one in found if one.name > after]
+    return answer(request, SecretList(tuple(entries[:limit])))
+
+
+def check_registered(name: str) -> None:
+    """Raise an error if `name` is the name of a user's own policy, which would be imported here."""
+    if is_own(name):
+        known = ", ".join(POLICIES)
+        raise UsageError(
+            f"over HTTP a policy must be one of {known}; use `edl cluster policy {name}` for your "
+            "own"
+        )
+
+
+FRESH_S = 1.0  # how old an answer may be
+FILLING_S = 2.0  # how long a request waits for another one to add what is new
+
+T = TypeVar("T")
+
+of_history = APIRouter(prefix="/v1/history", tags=["history"])
+JobName = Annotated[str | None, Query(description="Only what is about the job of this name.")]
+RowLimit = Annotated[int, Query(description="No more than so many.", ge=1, le=MOST_ROWS)]
+Seconds = Annotated[float, Query(ge=0.0, le=1e12)]
+
+
+class HistoryReader:
+    """The history of a cluster, with the events until `FRESH_S` seconds ago; threads share it."""
+
+    def __init__(self, file: HistoryFile) -> None:
+        self._file = file
+        self._filling = threading.Lock()
+        self._filled_s = float("-inf")
+
+    def of(self, cluster: Cluster) -> HistoryFile:
+        """Return the file, after new events of `cluster` were added to it."""
+        if self._filling.acquire(timeout=FILLING_S):
+            try:
+                if time.monotonic() - self._filled_s >= FRESH_S:
+                    self._file.fill(lambda after: cluster.events(after=after), cluster.uid)
+                    self._filled_s = time.monotonic()
+            finally:
+                self._filling.release()
+        elif not self._file.is_chosen:
+            raise DataError("the history of the cluster is read for the first time; ask again")
+        return self._file
+
+
+async def _ask(request: Request, by: str, question: Callable[[HistoryFile], T]) -> T:
+    history: HistoryReader = request.app.state.history
+    return await pool_of(request).ask(by, lambda cluster: question(history.of(cluster)))
+
+
+@of_history.get("/jobs", responses=answer_schemas(JobHistoryList))
+async def history_of_jobs(
+    request: Request,
+    caller: By,
+    job: JobName = None,
+    since_s: Seconds = 0.0,
+    limit: RowLimit = 100,
+) -> Response:
+    """List jobs, also removed ones, with their slot-seconds; those submitted last come first."""
+    found = await _ask(request, caller.by, lambda one: one.jobs(time.time(), job, since_s, limit))
+    return answer(request, JobHistoryList(found))
+
+
+@of_history.get("/slots", responses=answer_schemas(SlotIntervalList))
+async def history_of_slots(
+    request: Request,
+    caller: By,
+    begin_s: Seconds = 0.0,
+    end_s: Seconds = 1e12,
+    job: JobName = None,
+    limit: RowLimit = MOST_ROWS,
+) -> Response:
+    """List who had which slots between two times, as a Gantt chart shows it, the earliest first."""
+    found = await _ask(request, caller.by, lambda one: one.slots(begin_s, end_s, job, limit))
+    return answer(request, SlotIntervalList(found))
+
+
+@of_history.get("/audit", responses=answer_schemas(AuditList))
+async def audit(
+    request: Request,
+    caller: By,
+    after: After = -1,
+    job: JobName = None,
+    limit: RowLimit = MOST_ROWS,
+) -> Response:
+    """List what users have asked for, the oldest first."""
+    found = await _ask(request, caller.by, lambda one: one.audit(after, job, limit))
+    return answer(request, AuditList(found))

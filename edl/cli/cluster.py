@@ -1,4 +1,4 @@
-"""`edl cluster`: start and show a cluster, which shares hosts among elastic jobs."""
+"""`edl cluster`: start and show a cluster, which shares hosts among jobs; serve it over HTTP."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,23 +22,19 @@ from rich.table import Table
 from rich.text import Text
 
 from edl import config
-from edl.api.listening import listen_address, listener
-from edl.cli.cluster.api import (
-    TlsCertificateOption,
-    TlsKeyOption,
-    api_command,
-    serve_api,
-    token,
-)
-from edl.cli.cluster.queue import queue_table
+from edl.api.listening import check_packages, listen_address, listener
+from edl.cli.administration import queue_table
 from edl.cli.common import (
     AddressOption,
     ClusterOption,
     JsonOption,
     ZooKeeperOption,
+    columns,
+    duration,
+    facts_table,
     line_writer,
+    print_table,
 )
-from edl.cli.tables import columns, facts_table, print_table
 from edl.client.connection import connected
 from edl.cluster.client.client import Cluster
 from edl.cluster.client.connection import DEFAULT_NAME, access_to_start, connected_cluster
@@ -58,18 +55,11 @@ from edl.host.address import own_address
 from edl.host.adoption import machine_name
 from edl.host.devices import CUDA
 from edl.host.signals import TO_END, handled
+from edl.http.signing import new_token
 from edl.text import by_host, counted, verb
 from edl.zookeeper.access import CLUSTERS
 from edl.zookeeper.local_server import start_local
 
-app = typer.Typer(
-    help="A cluster shares hosts among elastic jobs.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
-app.command("api")(serve_api)
-app.command("token")(token)
 API_END_S = 10.0  # for the requests that the HTTP API is answering
 ParametersOption = Annotated[
     list[str] | None,
@@ -77,7 +67,6 @@ ParametersOption = Annotated[
 ]
 
 
-@app.command()
 def start(
     name: Annotated[
         str, typer.Option("--name", "--cluster", metavar="NAME", help="Name of the cluster.")
@@ -88,7 +77,6 @@ def start(
             "--policy",
             metavar="NAME",
             help="Policy of a new cluster; your own as module:Class. Default: edl.",
-            show_default=False,
         ),
     ] = None,
     local: Annotated[
@@ -105,7 +93,6 @@ def start(
             min=1,
             help="With --local: workers that fit here. Default: one for each GPU, else for each "
             "processor.",
-            show_default=False,
         ),
     ] = None,
     fleet: Annotated[
@@ -114,7 +101,6 @@ def start(
             "--fleet",
             metavar="ENGINE",
             help="Borrow hosts from an engine while jobs wait for slots: slurm or ray.",
-            show_default=False,
         ),
     ] = None,
     host_slots: Annotated[
@@ -123,7 +109,6 @@ def start(
             "--host-slots",
             min=1,
             help="With --fleet: the slots of each borrowed host. Required there.",
-            show_default=False,
         ),
     ] = None,
     max_hosts: Annotated[
@@ -133,7 +118,6 @@ def start(
             min=0,
             help="With --fleet: the most borrowed hosts; 0: give back those without a job. "
             "Required there.",
-            show_default=False,
         ),
     ] = None,
     min_hosts: Annotated[
@@ -157,16 +141,12 @@ def start(
             "--host-label",
             metavar="KEY=VALUE",
             help="With --fleet: a label of each borrowed host; may be repeated.",
-            show_default=False,
         ),
     ] = None,
     host_kind: Annotated[
         str | None,
         typer.Option(
-            "--host-kind",
-            metavar="NAME",
-            help="With --fleet: the kind of each borrowed host.",
-            show_default=False,
+            "--host-kind", metavar="NAME", help="With --fleet: the kind of each borrowed host."
         ),
     ] = None,
     partition: Annotated[
@@ -175,7 +155,6 @@ def start(
             "--partition",
             metavar="NAME",
             help="With --fleet slurm: Slurm's partition. Default: Slurm's.",
-            show_default=False,
         ),
     ] = None,
     fleet_option: Annotated[
@@ -185,7 +164,6 @@ def start(
             metavar="OPTION",
             help="With --fleet slurm: an option of sbatch, like --fleet-option=--gres=gpu:4. With "
             "--fleet ray: python=PATH or address=HOST:PORT. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     forget_fleet: Annotated[
@@ -195,7 +173,6 @@ def start(
             metavar="ENGINE",
             help="With --fleet: a former engine that is gone for good. Jobs leave the hosts that "
             "it lent, and it is told nothing.",
-            show_default=False,
         ),
     ] = None,
     api: Annotated[
@@ -205,7 +182,6 @@ def start(
             metavar="[ADDRESS:]PORT",
             help="Also serve the HTTP API there, in a process of its own. Default: it is not "
             "served; without ADDRESS only this machine reaches it.",
-            show_default=False,
         ),
     ] = None,
     tls_cert: TlsCertificateOption = None,
@@ -330,11 +306,8 @@ def next_steps(name: str, hosts: str, local: bool) -> list[str]:
     return steps
 
 
-@app.command()
 def status(
-    cluster: ClusterOption = None,
-    as_json: JsonOption = False,
-    zookeeper: ZooKeeperOption = None,
+    cluster: ClusterOption = None, as_json: JsonOption = False, zookeeper: ZooKeeperOption = None
 ) -> None:
     """Show which controller leads, the hosts and the slots in use, and how many jobs there are."""
     now = Cluster(cluster, zookeeper).status()
@@ -344,7 +317,6 @@ def status(
         print_table(status_table(now))
 
 
-@app.command()
 def plan(
     policy: Annotated[
         str | None,
@@ -352,7 +324,6 @@ def plan(
             "--policy",
             metavar="NAME",
             help="Another policy; your own as module:Class. Default: that of the cluster.",
-            show_default=False,
         ),
     ] = None,
     parameters: ParametersOption = None,
@@ -367,14 +338,12 @@ def plan(
     _show(Cluster(cluster, zookeeper).policy.plan(policy, values), as_json)
 
 
-@app.command("what-if")
 def what_if(
     add_host: Annotated[
         int, typer.Option("--add-host", metavar="SLOTS", min=1, help="A host with so many slots.")
     ],
     label: Annotated[
-        list[str] | None,
-        typer.Option("--label", metavar="KEY=VALUE", help="A label of that host."),
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="A label of that host.")
     ] = None,
     cluster: ClusterOption = None,
     as_json: JsonOption = False,
@@ -386,7 +355,6 @@ def what_if(
         _show(plan_with_host(store, add_host, labels), as_json)
 
 
-@app.command()
 def policy(
     words: Annotated[
         list[str] | None,
@@ -394,7 +362,6 @@ def policy(
             metavar="[NAME [PARAMETER=VALUE]...]",
             help="Another policy, your own as module:Class; parameters that are not to be as "
             "registered.",
-            show_default=False,
         ),
     ] = None,
     cluster: ClusterOption = None,
@@ -407,7 +374,11 @@ def policy(
     now = own.get() if name is None else own.set(name, values)
     changed = "".join(f" {key}={value}" for key, value in sorted(now.parameters.items()))
     typer.echo(f"policy: {now.policy}{changed}")
-    typer.echo(_about_policy(now.policy))
+    if is_own(now.policy):
+        about = "your own; the leading controller imports it, and `edl cluster status` says if not"
+    else:
+        about = POLICIES[now.policy][1] if now.policy in POLICIES else "this edl does not have it"
+    typer.echo(about)
 
 
 def parameters_of(policy: str, texts: Sequence[str]) -> dict[str, object]:
@@ -419,12 +390,6 @@ def parameters_of(policy: str, texts: Sequence[str]) -> dict[str, object]:
         found[key] = _value(value, getattr(known, key, None))
     load_policy(policy, found)
     return found
-
-
-def _about_policy(name: str) -> str:
-    if is_own(name):
-        return "your own; the leading controller imports it, and `edl cluster status` says if not"
-    return POLICIES[name][1] if name in POLICIES else "this edl does not have it"
 
 
 def status_table(now: ClusterStatus) -> RenderableType:
@@ -444,8 +409,13 @@ def status_table(now: ClusterStatus) -> RenderableType:
         rows["fleet"] = now.fleet
     if now.problem:
         rows["problem"] = now.problem
-    if versions := _versions(now):
-        rows["edl"] = versions
+    found: dict[str, list[str]] = {now.version: ["the leader"]} if now.version else {}
+    for host in now.hosts:
+        if host.version:
+            found.setdefault(host.version, []).append(host.host)
+    if len(found) > 1:  # else it is the same everywhere
+        versions = (f"{version} ({some(names)})" for version, names in sorted(found.items()))
+        rows["edl"] = ", ".join(versions)
     for host in now.hosts:
         if host.problem:
             rows[f"host {host.host}"] = host.problem
@@ -457,16 +427,6 @@ def status_table(now: ClusterStatus) -> RenderableType:
     parts = [hosts] if now.hosts else []
     parts += [queue_table(now.queues)] if now.queues else []
     return Group(facts_table(rows), *parts)
-
-
-def _versions(now: ClusterStatus) -> str:
-    """Return which version of edl runs where, as a text; empty if it is the same everywhere."""
-    found: dict[str, list[str]] = {now.version: ["the leader"]} if now.version else {}
-    for host in now.hosts:
-        if host.version:
-            found.setdefault(host.version, []).append(host.host)
-    texts = [f"{version} ({some(names)})" for version, names in sorted(found.items())]
-    return ", ".join(texts) if len(texts) > 1 else ""
 
 
 def _show(found: Sequence[JobPlan], as_json: bool) -> None:
@@ -500,3 +460,83 @@ def _value(text: str, known: object) -> object:
     except ValueError:
         return text
     return float(found) if isinstance(known, float) and isinstance(found, int) else found
+
+
+TlsCertificateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-cert",
+        metavar="FILE",
+        help="A certificate with its chain, in PEM: the HTTP API is served over TLS.",
+    ),
+]
+TlsKeyOption = Annotated[
+    str | None, typer.Option("--tls-key", metavar="FILE", help="The key of that certificate.")
+]
+
+
+def serve_api(
+    listen: Annotated[
+        str,
+        typer.Argument(
+            metavar="[ADDRESS:]PORT",
+            help="Where to listen; without ADDRESS only this machine reaches it.",
+        ),
+    ],
+    tls_cert: TlsCertificateOption = None,
+    tls_key: TlsKeyOption = None,
+    cluster: ClusterOption = None,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Serve the verbs of a cluster over HTTP, until SIGTERM or Ctrl-C.
+
+    Any number may run. `edl cluster start --api` runs one beside a controller.
+    """
+    api_command(listen, tls_cert, tls_key)
+    from edl.api.server import (
+        TlsFiles,  # what it imports is an extra
+        run_server,
+    )
+
+    tls = TlsFiles(tls_cert, tls_key) if tls_cert and tls_key else None
+    with connected_cluster(cluster, zookeeper) as store:
+        store.nodes.check_administrator("serve the HTTP API")
+        hosts, access = store.nodes.session.hosts, store.nodes.session.access
+        assert access is not None
+    run_server(hosts, access, listen_address(listen), tls, line_writer(with_time=True))
+
+
+def api_command(listen: str | None, tls_cert: str | None, tls_key: str | None) -> list[str]:
+    """Return the words of the command that serves the API, without the cluster; check them."""
+    if listen is None:
+        if tls_cert or tls_key:
+            raise UsageError("--tls-cert and --tls-key need --api, which says where to listen")
+        return []
+    if (tls_cert is None) != (tls_key is None):
+        missing = "--tls-key" if tls_key is None else "--tls-cert"
+        raise UsageError(f"{missing} is missing: TLS needs a certificate and its key")
+    where = listen_address(listen)
+    check_packages()
+    words = ["cluster", "api", str(where)]
+    for option, path in (("--tls-cert", tls_cert), ("--tls-key", tls_key)):
+        words += [option, path] if path is not None else []
+    return words
+
+
+def token(
+    valid: Annotated[
+        str, typer.Option("--valid", metavar="DURATION", help="How long it is accepted: 12h, 30d.")
+    ] = "30d",
+    cluster: ClusterOption = None,
+    zookeeper: ZooKeeperOption = None,
+) -> None:
+    """Print a bearer token for the HTTP API, which accepts it over TLS only.
+
+    Whoever has it may do with the cluster what you may, until it expires; it cannot be taken back.
+    """
+    valid_s = duration("--valid", valid)
+    with connected_cluster(cluster, zookeeper) as store:
+        store.nodes.check_administrator("make tokens for the HTTP API")
+        access = store.nodes.session.access
+        assert access is not None
+    typer.echo(new_token(access.secret, access.job, time.time() + valid_s))

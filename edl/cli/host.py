@@ -37,7 +37,6 @@ def host(
             min=1,
             help="Workers that fit on this host. Default: one for each GPU in --devices, or "
             "else in CUDA_VISIBLE_DEVICES. Required if neither is given.",
-            show_default=False,
         ),
     ] = None,
     devices: Annotated[
@@ -47,7 +46,6 @@ def host(
             metavar="N,…",
             help="Numbers of the GPUs to offer, one for each slot. Default: the first --slots "
             "GPUs, or else all in CUDA_VISIBLE_DEVICES.",
-            show_default=False,
         ),
     ] = None,
     label: Annotated[
@@ -56,7 +54,6 @@ def host(
             "--label",
             metavar="KEY=VALUE",
             help="A label that jobs can ask for, like gpu=h100; may be repeated.",
-            show_default=False,
         ),
     ] = None,
     kind: Annotated[
@@ -65,7 +62,6 @@ def host(
             "--kind",
             metavar="NAME",
             help="Kind of machine, for policies that tell fast from slow ones.",
-            show_default=False,
         ),
     ] = None,
     user: Annotated[
@@ -76,7 +72,6 @@ def host(
             help="Run the jobs of a tenant, or all others, as this user of the machine; needs "
             "root, but for the user who runs `edl host`. Tenants' jobs run on hosts only that "
             "name a user for them. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     memory_per_slot: Annotated[
@@ -86,7 +81,6 @@ def host(
             metavar="SIZE",
             help="Most memory of a job here for each of its slots, like 16G. What takes more is "
             "killed. Needs root, and systemd. Default: no limit.",
-            show_default=False,
         ),
     ] = None,
     cpus_per_slot: Annotated[
@@ -95,7 +89,6 @@ def host(
             "--cpus-per-slot",
             metavar="N",
             help="Most processors of a job here for each of its slots, like 4 or 0.5; as above.",
-            show_default=False,
         ),
     ] = None,
     tasks_per_slot: Annotated[
@@ -104,16 +97,11 @@ def host(
             "--tasks-per-slot",
             metavar="N",
             help="Most processes and threads of a job here for each of its slots; as above.",
-            show_default=False,
         ),
     ] = None,
     host: Annotated[
         str | None,
-        typer.Option(
-            "--host",
-            help="Name of this host in the cluster. Default: the machine's.",
-            show_default=False,
-        ),
+        typer.Option("--host", help="Name of this host in the cluster. Default: the machine's."),
     ] = None,
     address: AddressOption = None,
     network_interface: InterfaceOption = None,
@@ -124,7 +112,6 @@ def host(
             metavar="SECONDS",
             min=0.0,
             help="After a signal: kill what has not left in this time. Default: no limit.",
-            show_default=False,
         ),
     ] = None,
     lease: Annotated[
@@ -133,7 +120,6 @@ def host(
             "--lease",
             metavar="NAME",
             help="Lease with which `edl cluster start --fleet` has borrowed this host.",
-            show_default=False,
         ),
     ] = None,
     zookeeper: ZooKeeperOption = None,
