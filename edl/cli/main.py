@@ -63,7 +63,7 @@ VERBS = {  # module of edl.cli, and the function or the group of verbs in it
     "doctor": ("doctor", "doctor"),
     "build-horovod": ("build_horovod", "build_horovod"),
     "checkpoint": ("checkpoint", "app"),
-    "simulate": ("simulation.simulate", "simulate"),
+    "simulate": ("simulate", "simulate"),
     "completion": ("completion", "completion"),
     "zookeeper": ("zookeeper", "app"),
     "cluster": ("cluster.cluster", "app"),

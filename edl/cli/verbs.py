@@ -184,7 +184,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "checkpoint export": (
         ("edl checkpoint export checkpoints/ model.safetensors", "the model of the newest one"),
     ),
-    "simulate": (("edl simulate --list", "policies and workloads that there are"),),
+    "simulate": (
+        ("edl simulate --list", "the columns of a trace, and the policies"),
+        ("edl simulate --trace jobs.csv --policy edl,fifo", "two policies beside each other"),
+    ),
     "completion": (
         ('eval "$(edl completion bash)"', "in ~/.bashrc; zsh likewise in ~/.zshrc"),
         ("edl completion fish > ~/.config/fish/completions/edl.fish", "for fish"),

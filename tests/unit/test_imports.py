@@ -4,8 +4,7 @@
 
     errors <- text, record, spec, records, events, status, metrics (core) <- step <- job <- host
     step, job <- policy <- cluster's pure files; policy, cluster <- dashboard/view
-    errors, policy, cluster <- simulator <- simulator/published
-      <- simulator's registry, built_in, trace, runs <- cli/simulation
+    errors, policy, cluster <- simulator <- cli/simulate
     errors <- keys, clock, failpoints, horovod_build, mount_point, secret_file, policy_source
     errors, policy, cluster <- cluster_policies <- cluster/client, cluster/controller, cli
     errors, secret_file, core (a job's settings are declared there) <- config
@@ -79,22 +78,7 @@ MAY_IMPORT = {
     "cluster": {"errors", "core", "step", "policy", "cluster/policies"},
     "cluster/policies": {"errors", "core", "step", "policy", "cluster"},
     "dashboard/view": {"errors", "core", "job", "policy", "cluster"},
-    "simulator": {
-        "errors",
-        "core",
-        "policy",
-        "cluster",
-        "cluster/policies",
-        "simulator/published",
-    },
-    "simulator/published": {
-        "errors",
-        "core",
-        "policy",
-        "cluster",
-        "cluster/policies",
-        "simulator",
-    },
+    "simulator": {"errors", "core", "policy", "cluster", "cluster/policies"},
     "http": BASE | CORE,
     "ring": BASE | CORE | {"http"},
     "checkpoint": BASE | CORE,
@@ -126,8 +110,7 @@ MAY_IMPORT["cluster/controller"] |= POLICIES
 MAY_IMPORT["cluster/fleet"] = MAY_IMPORT["cluster/controller"] | {"cluster/controller"}
 MAY_IMPORT["cli"] |= {"cli/cluster", "cluster/host", "cluster/fleet"} | POLICIES | OF_CLUSTERS
 MAY_IMPORT["cli/cluster"] = MAY_IMPORT["cli"] | {"cli"}
-MAY_IMPORT["cli/simulation"] = BASE | CORE | {"cli", "simulator", "simulator/published"} | POLICIES
-MAY_IMPORT["cli/simulation"] |= {"figures"}
+MAY_IMPORT["cli/simulate"] = BASE | CORE | {"cli", "simulator", "figures"} | POLICIES
 MAY_IMPORT["binding"] = MAY_IMPORT["daemon"] | {"daemon", "data", "diagnose"}
 MAY_IMPORT |= dict.fromkeys(
     ("torch", "tensorflow"), MAY_IMPORT["binding"] | {"binding", "schedules"}
@@ -138,9 +121,6 @@ MAY_IMPORT["huggingface"] = MAY_IMPORT["torch"] | {"torch"}
 MAY_IMPORT["transparent"] = MAY_IMPORT["torch"] | {"torch", "tensorflow", "launch"}
 
 MAY_IMPORT["testing"] = MAY_IMPORT["binding"] | {"binding", "launch", "client", "install"}
-
-# What simulates jobs with what papers published: the rest of the simulator knows no paper.
-WITH_PUBLISHED = {f"simulator/{name}.py" for name in ("registry", "built_in", "trace", "runs")}
 
 ONLY_IN = {"torch": "torch lightning huggingface transparent"}
 ONLY_IN |= {"horovod.torch": "torch transparent"}
@@ -232,22 +212,12 @@ def test_imports_make_no_circle() -> None:
         pytest.fail(" imports ".join(f"edl/{module}" for module in circle))
 
 
-@in_each(m for m in MODULES if m.startswith("simulator/") and m not in WITH_PUBLISHED)
-def test_the_engine_of_the_simulator_knows_no_paper(module: str) -> None:
-    """Nor does a paper's workload, policy or answer know what brings it and the engine together."""
-    barred = {f"edl.{m.removesuffix('.py').replace('/', '.')}" for m in WITH_PUBLISHED}
-    if part_of(module) == "simulator":
-        barred = {"edl.simulator.published"}
-    for name in imports_of(module):
-        assert not any(within(name, each) for each in barred), f"edl/{module} imports {name}"
-
-
 def test_simulating_needs_no_job() -> None:
     """`edl simulate` works where no ZooKeeper is, and need not wait for its client's import."""
     code = (
         "import sys\n"
         "from edl.cli.main import invoke\n"
-        "import edl.cli.simulation.simulate\n"
+        "import edl.cli.simulate\n"
         "assert invoke(['simulate', '--list']) == 0\n"
         "print([name for name in sys.modules if name.partition('.')[0] == 'kazoo'"
         " or name.startswith(('edl.zookeeper', 'edl.client'))])\n"

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from edl.errors import UsageError
 from edl.simulator.results import levels, spans
 from edl.simulator.runs import RunOutcome
 from edl.text import counted
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_RUNS = 6
-MOST_BARS = 3000  # of a run, as single shapes; more are one picture within the .svg
+MAX_RUNS = 6
+MAX_BARS = 3000  # of a run, as single shapes; more are one picture within the .svg
 SHADES = {  # from so many slots on
     0: ("waits", "#dddddd"),
     1: ("1 slot", "#c6dbef"),
@@ -27,15 +26,6 @@ SHADES = {  # from so many slots on
     8: ("8 or more", "#08306b"),
 }
 COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5")
-
-
-def check_runs(count: int) -> None:
-    """Raise an error if one figure cannot show `count` runs."""
-    if count > MOST_RUNS:
-        raise UsageError(
-            f"--plot shows at most {MOST_RUNS} runs, not {count}; "
-            "choose fewer with --policy, --load, --workload, --arrivals or --seed"
-        )
 
 
 def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
@@ -78,7 +68,7 @@ def _draw_jobs(axes: Axes, outcome: RunOutcome, first_s: float) -> None:
     for row, job in enumerate(sorted(jobs, key=lambda job: job.arrival_s)):
         for span in spans(job):
             bars.setdefault(_shade(span.slots), []).append((row, span.from_s, span.to_s))
-    many = sum(map(len, bars.values())) > MOST_BARS
+    many = sum(map(len, bars.values())) > MAX_BARS
     for shade, of in bars.items():
         rows = [row for row, _, _ in of]
         starts = [(from_s - first_s) / 3600 for _, from_s, _ in of]

@@ -1,1 +1,0 @@
-"""The command `edl simulate`: its options, runs, tables and figure."""
