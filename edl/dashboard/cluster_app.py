@@ -7,13 +7,11 @@ change something (:mod:`edl.dashboard.actions`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from edl.cluster.status import RequestForecast
 from edl.dashboard.actions import ActionRunner, action_handler
 from edl.dashboard.answers import (
     MOST_TEXT,
@@ -33,17 +31,11 @@ from edl.dashboard.view.page import MOST_JOBS, PAGE, JobChoice
 from edl.errors import EdlError
 
 PERIODS_S = (900.0, 3600.0, 21600.0, 86400.0, 604800.0)  # of the chart
-FORECASTS = 1  # that are computed at the same time: each plans the whole cluster twice
-MOST_WAITING = 8  # for that
-
-Forecast = Callable[[Mapping[str, str]], RequestForecast]
-"""Returns which slots a job would get; the values of its manifest are given as texts, by key."""
 
 
 def cluster_app(
     watcher: ClusterWatcher,
     jobs: JobPages,
-    forecast: Forecast,
     token: str,
     runner: ActionRunner | None = None,
 ) -> SecureApplication:
@@ -56,14 +48,12 @@ def cluster_app(
         Route("/api/jobs/{job}", with_token(_job)),
         Route("/api/chart", with_token(_chart)),
         Route("/api/events", with_token(_events)),
-        Route("/api/what-if", with_token(_what_if)),
         Route("/api/actions/{verb}", action_handler(), methods=["POST"]),
         *job_routes("/jobs/{job}"),
     ]
     app = SecureApplication(routes, token)
-    app.state.watcher, app.state.jobs, app.state.forecast = watcher, jobs, forecast
+    app.state.watcher, app.state.jobs = watcher, jobs
     app.state.action_runner = runner or ActionRunner()
-    app.state.forecasts, app.state.asked = asyncio.Semaphore(FORECASTS), 0
     return app
 
 
@@ -111,19 +101,3 @@ async def _chart(request: Request) -> Response:
         return json_answer(await asyncio.to_thread(watcher.chart, period_s, *texts))
     except EdlError as error:
         return json_answer({"message": str(error)}, 400)
-
-
-async def _what_if(request: Request) -> Response:
-    """Answer with the slots that a job would get now, whose manifest the query has."""
-    state = request.app.state
-    if state.asked >= MOST_WAITING:
-        return json_answer({"message": "others ask the same just now; try again"}, 503)
-    values = {key: value[:MOST_TEXT] for key, value in request.query_params.items()}
-    state.asked += 1
-    try:
-        async with state.forecasts:
-            return json_answer(await asyncio.to_thread(state.forecast, values))
-    except EdlError as error:
-        return json_answer({"message": str(error)}, 400)
-    finally:
-        state.asked -= 1

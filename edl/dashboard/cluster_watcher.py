@@ -33,10 +33,10 @@ from edl.dashboard.view.cluster_page import (
     cluster_sections,
 )
 from edl.dashboard.view.events import (
+    ClusterEventView,
     EventBuffer,
     EventChoice,
-    ShownClusterEvent,
-    shown_cluster_event,
+    cluster_event_view,
 )
 from edl.dashboard.view.page import JobChoice, JobPage, chosen_jobs
 from edl.errors import DataError, EdlError, UnknownJob, UsageError
@@ -238,7 +238,7 @@ class ClusterWatcher(PageWatcher):
         self._reader = ClusterReader(store)
         self._history = history
         self._clock = clock
-        self._events: EventBuffer[ShownClusterEvent] = EventBuffer()
+        self._events: EventBuffer[ClusterEventView] = EventBuffer()
         self._last = -1
         self._unreadable = 0
         self._jobs: tuple[ClusterJobStatus, ...] = ()
@@ -252,7 +252,7 @@ class ClusterWatcher(PageWatcher):
 
     @property
     def is_tenant(self) -> bool:
-        """Whether a tenant looks, for whom there is no chart, no event and no forecast."""
+        """Whether a tenant looks, for whom there is no chart and no event."""
         return self._reader.is_tenant
 
     def jobs(self, choice: JobChoice) -> JobPage:
@@ -263,7 +263,7 @@ class ClusterWatcher(PageWatcher):
         """Return what is shown of `job` beside its status."""
         return self._reader.facts(job, self._clock())
 
-    def events(self, choice: EventChoice) -> Sequence[ShownClusterEvent]:
+    def events(self, choice: EventChoice) -> Sequence[ClusterEventView]:
         """Return the events that `choice` shows, the newest first."""
         return self._events.chosen(choice)
 
@@ -324,7 +324,7 @@ class ClusterWatcher(PageWatcher):
         found = self._store.events.read_known(self._last, lambda number, _: skipped.append(number))
         self._last = max([self._last, *skipped, *(number for number, _ in found)])
         self._unreadable += len(skipped)
-        self._events.add(shown_cluster_event(number, event) for number, event in found)
+        self._events.add(cluster_event_view(number, event) for number, event in found)
 
     def _fill(self) -> None:
         """Add what has happened to the history; a problem is only shown, and tried again."""

@@ -19,9 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from edl.dashboard.view.charts import worker_table
-from edl.dashboard.view.events import EventBuffer, EventChoice, ShownEvent, shown_event
-from edl.dashboard.view.incidents import ShownIncident, shown_incidents
+from edl.dashboard.view.events import EventBuffer, EventChoice, EventView, event_view
+from edl.dashboard.view.incidents import IncidentView, incident_views
 from edl.dashboard.view.outage import ServerProbe, WorkerReports, outage_cause, outage_incident
 from edl.dashboard.view.page import (
     JobObservation,
@@ -222,7 +221,7 @@ class JobWatcher(PageWatcher):
         self._created, self._token = 0.0, ""
         self._reading: JobObservation | None = None  # the last one
         self._trace = JobTrace()
-        self._events: EventBuffer[ShownEvent] = EventBuffer()
+        self._events: EventBuffer[EventView] = EventBuffer()
         self._report = LeaderReport()
         self._last = -1
         self._unreadable = 0
@@ -235,7 +234,7 @@ class JobWatcher(PageWatcher):
         self._asked_at_s = 0.0
         self._over = False
 
-    def events(self, choice: EventChoice) -> Sequence[ShownEvent]:
+    def events(self, choice: EventChoice) -> Sequence[EventView]:
         """Return the events that `choice` shows, the newest first."""
         return self._events.chosen(choice)
 
@@ -297,13 +296,12 @@ class JobWatcher(PageWatcher):
         lasts = outage_incident(cause, now_s - since_s, now_s, step, asked)
         self._notify("bad", f"{text} Only the first entry of what happened is new.", lasts)
 
-    def _notify(self, tone: str, text: str, outage: ShownIncident | None = None) -> None:
+    def _notify(self, tone: str, text: str, outage: IncidentView | None = None) -> None:
         """Say in the page that it is old, and why."""
         if self._reading is not None:
             reading = self._reading
             status = job_status(reading.snapshot, reading.zookeeper)
-            rows = worker_table(status, reading.learned.times).rows
-            known = shown_incidents(self._trace.incidents, status, 0.0, rows)
+            known = incident_views(self._trace.incidents, status, 0.0)
             timeline = self._trace.timeline
             if outage is not None:
                 known, timeline = [outage, *known], timeline.with_outage(outage.at_s)
@@ -341,5 +339,5 @@ class JobWatcher(PageWatcher):
         self._unreadable += len(skipped)
         if found and self._is_cut:
             self._trace, self._is_cut = self._trace.cut(found[0][1].time), False
-        self._events.add(shown_event(number, event, self._store.name) for number, event in found)
+        self._events.add(event_view(number, event, self._store.name) for number, event in found)
         self._trace = self._trace.with_events((event for _, event in found), now_s)

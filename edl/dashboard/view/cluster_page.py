@@ -43,7 +43,7 @@ class ClusterObservation:
 
 
 @dataclass(frozen=True)
-class ShownHost(Record):
+class HostRowView(Record):
     """A host as the page lists it; a lease without a host is listed as one, too."""
 
     host: Annotated[str, "its name; empty: the engine has not said where the lease is"]
@@ -91,7 +91,7 @@ def cluster_sections(reading: ClusterObservation) -> dict[str, Any]:
     status = reading.status
     return {
         "header": cluster_header(reading),
-        "hosts": None if status is None else shown_hosts(status.hosts, reading.leases),
+        "hosts": None if status is None else host_views(status.hosts, reading.leases),
         "queues": None if status is None else status.queues,
         "tenants": None if status is None else tenant_uses(reading),
     }
@@ -138,14 +138,16 @@ def cluster_in_words(reading: ClusterObservation) -> tuple[str, str]:
     return f"{status.used} of {counted(status.slots, 'slot')} in use", "good"
 
 
-def shown_hosts(hosts: Sequence[HostStatus], leases: LeaseTable) -> dict[str, Any]:
+def host_views(hosts: Sequence[HostStatus], leases: LeaseTable) -> dict[str, Any]:
     """Return the hosts that the page lists, and how many there are."""
     of_host = {one.host: f"{name}, {one.state}" for name, one in leases.leases.items() if one.host}
     order = sorted(hosts, key=lambda one: (one.state == "offers", natural_order(one.host)))
-    rows = [_shown_host(one, of_host.get(one.host, "")) for one in order[:MOST_HOSTS]]
+    rows = [_host_view(one, of_host.get(one.host, "")) for one in order[:MOST_HOSTS]]
     known = {one.host for one in hosts}
     absent = [
-        ShownHost("", str(one.state), "warning", one.slots, 0, {}, 0, {}, "", _lease(name, one.why))
+        HostRowView(
+            "", str(one.state), "warning", one.slots, 0, {}, 0, {}, "", _lease(name, one.why)
+        )
         for name, one in leases.leases.items()
         if one.host not in known and one.state is not LeaseState.ENDED
     ]
@@ -197,11 +199,11 @@ def _lease(name: str, why: str) -> str:
     return f"{name}: {why}" if why else name
 
 
-def _shown_host(host: HostStatus, lease: str) -> ShownHost:
+def _host_view(host: HostStatus, lease: str) -> HostRowView:
     """Return a host as the page lists it; `lease` is the lease under which it is lent."""
     most = sorted(host.jobs.items(), key=lambda one: (-one[1], one[0]))[:MOST_HOST_JOBS]
     tone = "good" if host.state == "offers" else "over" if host.state == "drained" else "warning"
-    return ShownHost(
+    return HostRowView(
         host=host.host,
         state=host.state,
         tone=tone,

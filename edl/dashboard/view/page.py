@@ -16,7 +16,7 @@ from edl.dashboard.view.charts import (
     step_parts,
     worker_table,
 )
-from edl.dashboard.view.incidents import IncidentLog, shown_incidents, with_incidents
+from edl.dashboard.view.incidents import IncidentLog, incident_views, with_incidents
 from edl.dashboard.view.timeline import GenerationTimeline
 from edl.events import CheckpointDetails, Event, GenerationDetails, ResumedDetails
 from edl.job.profile import Curve
@@ -469,7 +469,7 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
     timeline = trace.timeline
     table = worker_table(status, reading.learned.times)
     standing_s = standstill_s(status, reading.report)
-    incidents = shown_incidents(trace.incidents, status, standing_s, table.rows)
+    incidents = incident_views(trace.incidents, status, standing_s)
     header = job_header(status, timeline, reading.report, reading.at_s)
     words, tone = with_incidents(header.words, header.tone, incidents, header.joining)
     return {
