@@ -43,12 +43,11 @@ from edl.binding.process import (
     size,
     step,
 )
-from edl.torch import diagnose, elastic, horovod_names
+from edl.torch import elastic, horovod_names
 from edl.torch.api import init, no_sync, notify_batch_end, track
 from edl.torch.gathering import gather, gather_each, sum, sync_metrics
 from edl.torch.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.torch.loader import DataLoader
-from edl.torch.lr_tuner import LRTuner
 from edl.torch.optimizer import Optimizer
 from edl.torch.schedules import LRSchedule, in_samples
 from edl.torch.weights import load_weights
@@ -93,5 +92,14 @@ __all__ = [
 ]
 __all__ += ["elastic", *horovod_names.__all__]
 
-if not TYPE_CHECKING:  # else every name would be one of this module's
-    __getattr__ = absent(__name__)
+if TYPE_CHECKING:
+    from edl.contrib import torch_balance as diagnose
+    from edl.contrib.torch_lr_tuner import LRTuner
+else:  # for a type checker, every name would be one of this module's
+    __getattr__ = absent(
+        __name__,
+        {
+            "LRTuner": "edl.contrib.torch_lr_tuner:LRTuner",
+            "diagnose": "edl.contrib.torch_balance",
+        },
+    )

@@ -23,7 +23,8 @@
     torch, tensorflow, host's template <- transparent (for unchanged Horovod scripts)
     errors, config <- data <- binding
     errors, step <- schedules <- policy, torch, tensorflow
-    errors <- figures <- diagnose <- binding; figures <- cli
+    errors <- figures <- cli
+    torch, tensorflow, figures <- contrib (named in the public modules of both)
     errors, config, horovod_build <- install
     launch, client <- program (edl.run; its worker's side: binding <- program)
     testing, cli, cli/cluster: anything but what trains; testing also drives daemon and binding
@@ -98,7 +99,6 @@ MAY_IMPORT = {
     "data": {"errors", "config"},
     "schedules": {"errors", "core", "step"},
     "figures": {"errors"},
-    "diagnose": {"errors", "figures"},
     "install": {"errors", "config", "horovod_build"},
     "program": BASE | CORE | {"checkpoint", "zookeeper", "launch", "client", "binding"},
     "cli": PLANES
@@ -111,10 +111,14 @@ MAY_IMPORT["cluster/fleet"] = MAY_IMPORT["cluster/controller"] | {"cluster/contr
 MAY_IMPORT["cli"] |= {"cli/cluster", "cluster/host", "cluster/fleet"} | POLICIES | OF_CLUSTERS
 MAY_IMPORT["cli/cluster"] = MAY_IMPORT["cli"] | {"cli"}
 MAY_IMPORT["cli/simulate"] = BASE | CORE | {"cli", "simulator", "figures"} | POLICIES
-MAY_IMPORT["binding"] = MAY_IMPORT["daemon"] | {"daemon", "data", "diagnose"}
+MAY_IMPORT["binding"] = MAY_IMPORT["daemon"] | {"daemon", "data"}
 MAY_IMPORT |= dict.fromkeys(
     ("torch", "tensorflow"), MAY_IMPORT["binding"] | {"binding", "schedules"}
 )
+
+MAY_IMPORT["contrib"] = MAY_IMPORT["torch"] | {"torch", "tensorflow", "figures"}
+# They name what is in `contrib`, and load it when it is asked for.
+NAME_CONTRIB = {"torch/__init__.py", "tensorflow/__init__.py"}
 
 MAY_IMPORT["lightning"] = MAY_IMPORT["torch"] | {"torch"}
 MAY_IMPORT["huggingface"] = MAY_IMPORT["torch"] | {"torch"}
@@ -122,12 +126,12 @@ MAY_IMPORT["transparent"] = MAY_IMPORT["torch"] | {"torch", "tensorflow", "launc
 
 MAY_IMPORT["testing"] = MAY_IMPORT["binding"] | {"binding", "launch", "client", "install"}
 
-ONLY_IN = {"torch": "torch lightning huggingface transparent"}
+ONLY_IN = {"torch": "torch lightning huggingface transparent contrib"}
 ONLY_IN |= {"horovod.torch": "torch transparent"}
 ONLY_IN |= dict.fromkeys(("lightning", "torchmetrics"), "lightning")
 ONLY_IN |= dict.fromkeys(("transformers", "accelerate", "datasets"), "huggingface")
 ONLY_IN |= dict.fromkeys(
-    ("tensorflow", "keras", "horovod.tensorflow", "horovod.keras"), "tensorflow transparent"
+    ("tensorflow", "keras", "horovod.tensorflow", "horovod.keras"), "tensorflow transparent contrib"
 )
 
 ONLY_IN |= dict.fromkeys(("fastapi", "starlette", "pydantic", "uvicorn"), "api dashboard")
@@ -136,6 +140,7 @@ IMPURE = {"time", "datetime", "threading", "os", "socket", "random", "subprocess
 IMPURE |= {"kazoo", "horovod", "logging", "pathlib", "secrets", "tempfile", "multiprocessing"}
 
 
+PURE = {"chaos/fault_schedule.py", "contrib/lr_rules.py"}  # of rooms that are not
 PURE_OF_HOST = {"__init__", "supervision", "decide", "devices", "process", "restart", "job_end"}
 PURE_OF_HOST |= {"headlines", "horovodrun/decide", "termination_message"}
 # The files of `cluster` that are not pure.
@@ -199,7 +204,7 @@ def test_every_part_has_a_place() -> None:
 def test_imports_point_one_way(module: str) -> None:
     part = part_of(module)
     for imported in import_graph()[module]:
-        allowed = MAY_IMPORT[part] | {part}
+        allowed = MAY_IMPORT[part] | {part, *({"contrib"} if module in NAME_CONTRIB else ())}
         assert imported == "__init__.py" or part_of(imported) in allowed, f"{module}: {imported}"
 
 
@@ -290,7 +295,7 @@ def test_frameworks_are_imported_in_their_own_package_only(module: str) -> None:
                 assert part_of(module) in part.split(), f"edl/{module} imports {name}"
 
 
-@in_each(m for m in MODULES if part_of(m) in CORE | {"keys"} or m == "chaos/fault_schedule.py")
+@in_each(m for m in MODULES if part_of(m) in CORE | {"keys"} or m in PURE)
 def test_core_is_pure(module: str) -> None:
     for name in imports_of(module):
         assert name.split(".")[0] not in IMPURE, f"edl/{module} imports {name}"

@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import lr_scheduler as lr
 
-from edl.binding import lr_tuner as shared
+from edl.contrib import lr_tuner as shared
+from edl.contrib import torch_lr_tuner as lr_tuner
+from edl.contrib.lr_rules import points
+from edl.contrib.torch_lr_tuner import LRTuner, Probe
 from edl.errors import UsageError
-from edl.policy.lr_tuner import points
 from edl.schedules import Knee
-from edl.torch import lr_tuner, schedules
-from edl.torch.lr_tuner import LRTuner, Probe
+from edl.torch import schedules
 from edl.torch.schedules import LRSchedule, Schedulers
 from edl.worker.loader_steps import Update
 

@@ -43,7 +43,7 @@ class ClusterObservation:
 
 
 @dataclass(frozen=True)
-class ListedHost(Record):
+class HostSummary(Record):
     """A host as the page lists it; a lease without a host is listed as one, too."""
 
     host: Annotated[str, "its name; empty: the engine has not said where the lease is"]
@@ -145,7 +145,7 @@ def host_views(hosts: Sequence[HostStatus], leases: LeaseTable) -> dict[str, Any
     rows = [_host_view(one, of_host.get(one.host, "")) for one in order[:MOST_HOSTS]]
     known = {one.host for one in hosts}
     absent = [
-        ListedHost(
+        HostSummary(
             "", str(one.state), "warning", one.slots, 0, {}, 0, {}, "", _lease(name, one.why)
         )
         for name, one in leases.leases.items()
@@ -199,11 +199,11 @@ def _lease(name: str, why: str) -> str:
     return f"{name}: {why}" if why else name
 
 
-def _host_view(host: HostStatus, lease: str) -> ListedHost:
+def _host_view(host: HostStatus, lease: str) -> HostSummary:
     """Return a host as the page lists it; `lease` is the lease under which it is lent."""
     most = sorted(host.jobs.items(), key=lambda one: (-one[1], one[0]))[:MOST_HOST_JOBS]
     tone = "good" if host.state == "offers" else "over" if host.state == "drained" else "warning"
-    return ListedHost(
+    return HostSummary(
         host=host.host,
         state=host.state,
         tone=tone,
