@@ -19,7 +19,6 @@ from typing import Any
 from edl.cluster.client.history_file import HistoryFile
 from edl.cluster.client.plans import status_of_snapshot
 from edl.cluster.client.waiting import described
-from edl.cluster.lifecycle import ClusterEvent
 from edl.cluster.records import LeaseTable
 from edl.cluster.status import ClusterJobStatus, ClusterStatus
 from edl.cluster.store import ClusterSnapshot, ClusterStore, StoredJob
@@ -46,20 +45,13 @@ from edl.zookeeper.store import JobStore
 # Read a cluster for its page, as far as the one who looks may read it.
 
 
-@dataclass(frozen=True)
-class _LastStatus:
-    """The status of a cluster, with what it was computed from."""
-
-    about: tuple[Any, ...]  # what was read; the status is computed again when any of it has changed
-    status: ClusterStatus
-
-
 class ClusterReader:
     """A reader of a cluster's records, which reads again only what changed; one thread calls it."""
 
     def __init__(self, store: ClusterStore) -> None:
         self.store = store
-        self._known: _LastStatus | None = None
+        # the status, with what it was computed from; computed again when any of that has changed
+        self._known: tuple[tuple[Any, ...], ClusterStatus] | None = None
         self._leaderless_s = 0.0
         self._jobs: Mapping[str, StoredJob] = {}
 
@@ -103,8 +95,7 @@ class ClusterReader:
         found = self._jobs.get(job)
         if found is None:
             raise UnknownJob(job, tuple(sorted(self._jobs)), "edl submit")
-        known = self._known
-        hosts = () if known is None else known.status.hosts
+        hosts = () if self._known is None else self._known[1].hosts
         manifest = found.manifest
         return ClusterJobSummary(
             job=job,
@@ -124,9 +115,9 @@ class ClusterReader:
     ) -> ClusterStatus:
         """Return the status of the cluster, as `edl cluster status` shows it."""
         about = (snapshot, leases, controllers)
-        if self._known is None or self._known.about != about:
-            self._known = _LastStatus(about, status_of_snapshot(self.store, *about))
-        return self._known.status
+        if self._known is None or self._known[0] != about:
+            self._known = about, status_of_snapshot(self.store, *about)
+        return self._known[1]
 
 
 # ------------------------------------------------------------
@@ -294,7 +285,11 @@ class ClusterWatcher(PageWatcher):
             return
         self._away_since_s = None
         self._fill()
-        self._take(reading)
+        jobs = tuple(reading.jobs)
+        if jobs != self._jobs:
+            self._jobs, self._jobs_version = jobs, self._jobs_version + 1
+        hosts = () if reading.status is None else reading.status.hosts
+        self._slots = {host.host: host.slots for host in hosts}
         self.publish(
             {
                 **cluster_sections(reading),
@@ -310,14 +305,6 @@ class ClusterWatcher(PageWatcher):
             }
         )
 
-    def _take(self, reading: ClusterObservation) -> None:
-        """Keep what was read, for the questions of browsers."""
-        jobs = tuple(reading.jobs)
-        if jobs != self._jobs:
-            self._jobs, self._jobs_version = jobs, self._jobs_version + 1
-        hosts = () if reading.status is None else reading.status.hosts
-        self._slots = {host.host: host.slots for host in hosts}
-
     def _read_events(self) -> None:
         """Keep the new events of the cluster; those that cannot be read are counted."""
         skipped: list[int] = []
@@ -332,13 +319,10 @@ class ClusterWatcher(PageWatcher):
             return
         try:
             uid = self._store.nodes.uid()
-            self._history_version += bool(self._history.fill(self._known_events, uid))
+            self._history_version += bool(self._history.fill(self._store.events.read_known, uid))
             self._history_problem = ""
         except EdlError as error:
             self._history_problem = str(error)
-
-    def _known_events(self, after: int) -> Sequence[tuple[int, ClusterEvent]]:
-        return self._store.events.read_known(after)
 
     def _new_chart(self, now_s: float, period_s: float, job: str, host: str) -> SlotChart:
         """Return the chart until `now_s`, from the history."""

@@ -18,8 +18,7 @@ from edl.cluster.client.history_file import HistoryFile, history_path
 from edl.cluster.store import ClusterStore
 from edl.dashboard.actions import ActionRunner, act_on_cluster, act_on_job, check_of_cluster
 from edl.dashboard.answers import HEADERS, SecureApplication, view_token
-from edl.dashboard.app import dashboard_app
-from edl.dashboard.cluster_app import cluster_app
+from edl.dashboard.app import cluster_app, dashboard_app
 from edl.dashboard.cluster_watcher import ClusterJobPages, ClusterWatcher
 from edl.dashboard.job_watcher import JobWatcher
 from edl.errors import UsageError

@@ -17,7 +17,7 @@ from shown_job import ShownStore
 from edl.cluster.client.history_file import HistoryFile
 from edl.cluster.lifecycle import ClusterEventKind
 from edl.dashboard.answers import HEADERS, SecureApplication, view_token
-from edl.dashboard.cluster_app import cluster_app
+from edl.dashboard.app import cluster_app
 from edl.dashboard.cluster_watcher import MOST_PAGES, ClusterJobPages, ClusterWatcher
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
