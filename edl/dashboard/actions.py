@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 
 WAIT_S = 60.0  # for workers, a host or the job to end; then the page says that it goes on
-
 SOURCE = "the dashboard"  # of a policy, in messages
 
 Values = Mapping[str, Any]  # of a request by name, as JSON has them
@@ -128,8 +127,7 @@ def _text(values: Values, name: str) -> str:
     return found.strip()
 
 
-# ------------------------------------------------------------
-# Let pages change something: only with the second token, and only for the page of this server.
+# --- Let pages change something: only with the second token, and only for the page of this server.
 #
 # A request that changes something is a POST with JSON. It needs the token of the page, and in the
 # header `Edl-Actions` the token that `edl dashboard --actions` has printed, which each start of the
@@ -138,10 +136,8 @@ def _text(values: Values, name: str) -> str:
 
 
 HEADER = "edl-actions"
-
-MOST_BYTES = 65536  # of a request: the text of a policy is the largest
-
-MOST_ACTIONS = 8  # at the same time; each has a thread and a session
+MAX_BYTES = 65536  # of a request: the text of a policy is the largest
+MAX_ACTIONS = 8  # at the same time; each has a thread and a session
 
 NO_ACTIONS = (
     "this dashboard only reads; `edl dashboard --actions` prints an address with which it also "
@@ -155,10 +151,9 @@ NO_TOKEN = (
 
 ANOTHER_PAGE = "another web page has asked for this; use the page of the dashboard itself"
 
+# Carries out a verb on a job, or on the cluster if the job is empty, with values by name; returns
+# what was done, as a sentence. It runs in a thread of its own.
 Act = Callable[[str, str, Mapping[str, Any]], str]
-
-"""Carries out a verb on a job, or on the cluster if the job is empty, with values by name; returns
-what was done, as a sentence. It runs in a thread of its own."""
 
 
 class ActionRunner:
@@ -186,7 +181,7 @@ class ActionRunner:
         """Carry out `verb` on `job` with `values`; return what was done, as a sentence."""
         if self._act is None:
             raise UsageError(NO_ACTIONS)
-        if self._running >= MOST_ACTIONS:
+        if self._running >= MAX_ACTIONS:
             raise UsageError(f"{self._running} actions are under way; try again when they are done")
         self._running += 1
         try:
@@ -239,8 +234,8 @@ async def _values(request: Request) -> Mapping[str, Any]:
     body = b""
     async for part in request.stream():
         body += part
-        if len(body) > MOST_BYTES:
-            raise UsageError(f"the request has more than {MOST_BYTES} bytes; shorten the text")
+        if len(body) > MAX_BYTES:
+            raise UsageError(f"the request has more than {MAX_BYTES} bytes; shorten the text")
     try:
         return decoded_json(body, dict[str, Any])
     except UsageError as error:

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from edl.dashboard.actions import ActionRunner, action_handler
 from edl.dashboard.answers import (
-    MOST_TEXT,
+    MAX_TEXT,
     Handler,
     SecureApplication,
     event_choice,
@@ -30,7 +30,7 @@ from edl.dashboard.answers import (
 from edl.dashboard.answers import words_of as words
 from edl.dashboard.cluster_watcher import ClusterWatcher
 from edl.dashboard.job_watcher import JobWatcher, PublishedPage
-from edl.dashboard.view.page import MOST_JOBS, PAGE, JobChoice
+from edl.dashboard.view.page import MAX_JOBS, PAGE, JobChoice
 from edl.errors import EdlError
 
 JobHandler = Callable[[Request, JobWatcher], Awaitable[Response]]
@@ -122,8 +122,7 @@ async def _stream(request: Request, watcher: JobWatcher) -> Response:
     return stream_page(request, lambda: jobs.page(job, watcher))
 
 
-# ------------------------------------------------------------
-# The page of a cluster.
+# --- The page of a cluster.
 
 
 PERIODS_S = (900.0, 3600.0, 21600.0, 86400.0, 604800.0)  # of the chart
@@ -167,9 +166,9 @@ async def _jobs(request: Request) -> Response:
     query = request.query_params
     choice = JobChoice(
         states=words(request, "states"),
-        queue=query.get("queue", "")[:MOST_TEXT],
-        text=query.get("text", "")[:MOST_TEXT],
-        limit=min(max(1, whole_number(query.get("limit"), PAGE)), MOST_JOBS),
+        queue=query.get("queue", "")[:MAX_TEXT],
+        text=query.get("text", "")[:MAX_TEXT],
+        limit=min(max(1, whole_number(query.get("limit"), PAGE)), MAX_JOBS),
     )
     return json_answer(request.app.state.watcher.jobs(choice))
 
@@ -191,7 +190,7 @@ async def _chart(request: Request) -> Response:
     query = request.query_params
     asked_s = whole_number(query.get("period"), 3600)
     period_s = min(PERIODS_S, key=lambda one: abs(one - asked_s))
-    texts = query.get("job", "")[:MOST_TEXT], query.get("host", "")[:MOST_TEXT]
+    texts = query.get("job", "")[:MAX_TEXT], query.get("host", "")[:MAX_TEXT]
     try:
         watcher: ClusterWatcher = request.app.state.watcher
         return json_answer(await asyncio.to_thread(watcher.chart, period_s, *texts))

@@ -41,8 +41,7 @@ from edl.dashboard.view.page import JobChoice, JobPage, chosen_jobs
 from edl.errors import DataError, EdlError, UnknownJob, UsageError
 from edl.zookeeper.store import JobStore
 
-# ------------------------------------------------------------
-# Read a cluster for its page, as far as the one who looks may read it.
+# --- Read a cluster for its page, as far as the one who looks may read it.
 
 
 class ClusterReader:
@@ -120,19 +119,15 @@ class ClusterReader:
         return self._known[1]
 
 
-# ------------------------------------------------------------
-# Keep the pages of those jobs of a cluster that somebody looks at: `ClusterJobPages`.
+# --- Keep the pages of those jobs of a cluster that somebody looks at: `ClusterJobPages`.
 
 
-MOST_PAGES = 16  # each has a thread and a session
-
+MAX_PAGES = 16  # each has a thread and a session
 IDLE_S = 60.0  # after which a page that nobody looks at is closed
-
 IN_USE_S = 5.0  # after a request, in which the page is not closed for another one
 
+# Opens the records of a job in a session of its own.
 OpenJob = Callable[[str], AbstractContextManager[JobStore]]
-
-"""Opens the records of a job in a session of its own."""
 
 
 @dataclass
@@ -186,12 +181,12 @@ class ClusterJobPages:
 
     async def _make_room(self, now_s: float) -> None:
         """Close the page that was used least recently if there are as many as there may be."""
-        if len(self._pages) < MOST_PAGES:
+        if len(self._pages) < MAX_PAGES:
             return
         oldest = min(self._pages, key=lambda job: self._pages[job].used_s)
         if now_s - self._pages[oldest].used_s < IN_USE_S:
             raise UsageError(
-                f"this server shows {MOST_PAGES} jobs at a time, and somebody looks at each of "
+                f"this server shows {MAX_PAGES} jobs at a time, and somebody looks at each of "
                 "them; close the page of another job, or use `edl dashboard JOB`"
             )
         await asyncio.to_thread(self._pages.pop(oldest).resources.close)
@@ -204,13 +199,10 @@ class ClusterJobPages:
             return WatchedPage(watcher, stack.pop_all(), self._clock())
 
 
-MOST_INTERVALS = 20_000  # of slots that are read for one chart
-
+MAX_INTERVALS = 20_000  # of slots that are read for one chart
 CHART_S = 2.0  # for which a chart is answered again
-
-LEAST_S = 60.0  # of a chart
-
-MOST_CHARTS = 16  # that are kept for so long
+MIN_S = 60.0  # of a chart
+MAX_CHARTS = 16  # that are kept for so long
 
 
 class ClusterWatcher(PageWatcher):
@@ -266,7 +258,7 @@ class ClusterWatcher(PageWatcher):
             if known is not None and now_s - known[0] < CHART_S:
                 return known[1]
             found = self._new_chart(now_s, period_s, job, host)
-            if len(self._charts) >= MOST_CHARTS:
+            if len(self._charts) >= MAX_CHARTS:
                 self._charts.clear()
             self._charts[about] = now_s, found
             return found
@@ -329,10 +321,10 @@ class ClusterWatcher(PageWatcher):
         if self._reader.is_tenant:
             raise DataError("who had which slots is not shown to a tenant")
         begin_s = now_s - period_s
-        found = self._history.slots(begin_s, now_s, most=MOST_INTERVALS, is_newest=True)
-        cut_s = found[0].begin_s if len(found) >= MOST_INTERVALS else 0.0
+        found = self._history.slots(begin_s, now_s, most=MAX_INTERVALS, is_newest=True)
+        cut_s = found[0].begin_s if len(found) >= MAX_INTERVALS else 0.0
         if not cut_s and found:  # it begins with what is known
-            begin_s = min(max(begin_s, found[0].begin_s), now_s - LEAST_S)
+            begin_s = min(max(begin_s, found[0].begin_s), now_s - MIN_S)
         shown = [one for one in found if job in one.job and host in ("", one.host)]
         slots = {name: count for name, count in self._slots.items() if host in ("", name)}
         return slot_chart(shown, slots, begin_s, now_s, cut_s)

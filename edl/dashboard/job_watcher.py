@@ -47,30 +47,26 @@ from edl.zookeeper.store import NUMBERS, JobStore
 logger = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------
-# Ask workers and the servers of ZooKeeper directly, while ZooKeeper does not answer.
+# --- Ask workers and the servers of ZooKeeper directly, while ZooKeeper does not answer.
 
 
-MOST_ASKED = 8  # workers, the first ranks
-
+MAX_ASKED = 8  # workers, the first ranks
 ASK_S = 1.0  # for a worker to answer
-
-MOST_SERVERS = 7  # of ZooKeeper
-
+MAX_SERVERS = 7  # of ZooKeeper
 CONNECT_S = 0.5  # for a server to take a connection
 
 
 def ask_workers(snapshot: Snapshot, run: str) -> WorkerReports:
     """Ask the first workers of the newest ring for their health, all at the same time."""
     generation = snapshot.generation
-    members = generation.members[:MOST_ASKED] if generation is not None else ()
+    members = generation.members[:MAX_ASKED] if generation is not None else ()
     answers = ask_all({one.id: (one.address, one.port) for one in members}, ASK_S)
     return WorkerReports.of(run, {worker: one.report for worker, one in answers.items()})
 
 
 def probe_servers(hosts: str) -> Mapping[str, ServerProbe]:
     """Try to connect to each server of ZooKeeper, one after the other; nothing is sent."""
-    servers = [one.strip() for one in hosts.split("/")[0].split(",")][:MOST_SERVERS]
+    servers = [one.strip() for one in hosts.split("/")[0].split(",")][:MAX_SERVERS]
     return {one: found for one in servers if (found := _probe(one)) is not None}
 
 
@@ -88,8 +84,7 @@ def _probe(server: str) -> ServerProbe | None:
         return ServerProbe.SILENT
 
 
-# ------------------------------------------------------------
-# Keep the newest page as JSON, and give each browser the sections that it does not have yet.
+# --- Keep the newest page as JSON, and give each browser the sections that it does not have yet.
 
 
 @dataclass(frozen=True)
@@ -130,12 +125,10 @@ class PublishedPage:
         return f'{{{head},"sections":{{{parts}}}}}'.encode()
 
 
-# ------------------------------------------------------------
-# Keep a page up to date in one thread, whoever looks: `PageWatcher`.
+# --- Keep a page up to date in one thread, whoever looks: `PageWatcher`.
 
 
 TURN_S = 1.0  # between two looks at what is shown
-
 END_S = 15.0  # for a turn to end when the server does
 
 
@@ -186,7 +179,6 @@ class PageWatcher(ABC):
 
 
 OVER_S = 5.0  # between two looks at a job that has ended, or is not there
-
 LEARNED_S = 5.0  # between two looks at what it has measured
 
 

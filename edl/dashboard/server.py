@@ -26,8 +26,7 @@ from edl.host.signals import TO_END, handled
 from edl.zookeeper.access import Access
 from edl.zookeeper.store import JobStore
 
-# ------------------------------------------------------------
-# Send the headers of all answers also with those that uvicorn gives by itself.
+# --- Send the headers of all answers also with those that uvicorn gives by itself.
 
 
 class SecureProtocol(LimitProtocol):
@@ -46,20 +45,14 @@ class SecureProtocol(LimitProtocol):
 
 
 CONNECTIONS = 256  # at most; further requests get 503
-
 END_S = 3.0  # for the requests that are being answered
-
 IDLE_LOOK_S = 15  # between two looks for pages of jobs that nobody looks at
-
 WHAT = "the dashboard"
 
-Say = Callable[[str], None]
+Say = Callable[[str], None]  # shows a sentence to whoever has started this process
 
-"""Shows a sentence to whoever has started this process."""
-
+# Opens the records of the cluster in a new session, as the one who looks may read them.
 OpenCluster = Callable[[], AbstractContextManager[ClusterStore]]
-
-"""Opens the records of the cluster in a new session, as the one who looks may read them."""
 
 
 def run_dashboard(

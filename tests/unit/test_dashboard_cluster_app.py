@@ -18,7 +18,7 @@ from edl.cluster.client.history_file import HistoryFile
 from edl.cluster.lifecycle import ClusterEventKind
 from edl.dashboard.answers import HEADERS, SecureApplication, view_token
 from edl.dashboard.app import cluster_app
-from edl.dashboard.cluster_watcher import MOST_PAGES, ClusterJobPages, ClusterWatcher
+from edl.dashboard.cluster_watcher import MAX_PAGES, ClusterJobPages, ClusterWatcher
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
 pytestmark = pytest.mark.long  # Starlette takes 0.3 s to import
@@ -234,7 +234,7 @@ def test_pages_of_jobs_are_closed_when_nobody_looks_and_for_others(opened: Opene
         for job in jobs:
             await pages.watcher(job)
 
-    names = [f"j{number}" for number in range(MOST_PAGES)]
+    names = [f"j{number}" for number in range(MAX_PAGES)]
     asyncio.run(look(*names))
     with pytest.raises(UsageError, match="shows 16 jobs at a time"):
         asyncio.run(look("more"))

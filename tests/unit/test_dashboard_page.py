@@ -14,7 +14,7 @@ from edl.dashboard.answers import static_files
 from edl.dashboard.job_watcher import LEARNED_S
 from edl.dashboard.view import charts
 from edl.dashboard.view.charts import (
-    MOST_ROWS,
+    MAX_ROWS,
     SpeedSample,
     ThroughputHistory,
     scaling_curve,
@@ -176,7 +176,7 @@ def test_of_a_thousand_workers_the_unusual_ones_are_shown() -> None:
     times = [Times(n, "node0", 32.0, 0.1 + 0.001 * (n - 900), 0.0, 0.01) for n in range(980, 1000)]
     table = worker_table(job_status(many, "zk"), times)
     shown = [row.worker for row in table.rows]
-    assert (table.total, len(shown)) == (1000, MOST_ROWS)
+    assert (table.total, len(shown)) == (1000, MAX_ROWS)
     assert {"w777", *(f"w{n}" for n in range(980, 1000))} <= set(shown)
     assert len(msgspec.json.encode(table)) < 20_000
 
@@ -190,7 +190,7 @@ def test_the_parts_of_a_step() -> None:
 
 
 def test_a_week_of_speed_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charts, "MOST_PERIODS", 10)
+    monkeypatch.setattr(charts, "MAX_PERIODS", 10)
     found = ThroughputHistory()
     for second in range(1000):
         found = found.with_sample(SpeedSample(float(second), 100.0 if second < 512 else 200.0, 2))

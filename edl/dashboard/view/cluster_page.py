@@ -19,8 +19,8 @@ from edl.dashboard.view.page import job_counts
 from edl.record import Record
 from edl.text import counted
 
-MOST_HOSTS = 200  # that are shown; those that need a look come first
-MOST_HOST_JOBS = 12  # of one host
+MAX_HOSTS = 200  # that are shown; those that need a look come first
+MAX_HOST_JOBS = 12  # of one host
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def host_views(hosts: Sequence[HostStatus], leases: LeaseTable) -> dict[str, Any
     """Return the hosts that the page lists, and how many there are."""
     of_host = {one.host: f"{name}, {one.state}" for name, one in leases.leases.items() if one.host}
     order = sorted(hosts, key=lambda one: (one.state == "offers", natural_order(one.host)))
-    rows = [_host_view(one, of_host.get(one.host, "")) for one in order[:MOST_HOSTS]]
+    rows = [_host_view(one, of_host.get(one.host, "")) for one in order[:MAX_HOSTS]]
     known = {one.host for one in hosts}
     absent = [
         HostSummary(
@@ -151,7 +151,7 @@ def host_views(hosts: Sequence[HostStatus], leases: LeaseTable) -> dict[str, Any
         for name, one in leases.leases.items()
         if one.host not in known and one.state is not LeaseState.ENDED
     ]
-    return {"rows": [*rows, *absent[:MOST_HOSTS]], "total": len(hosts), "leases": len(absent)}
+    return {"rows": [*rows, *absent[:MAX_HOSTS]], "total": len(hosts), "leases": len(absent)}
 
 
 def tenant_uses(reading: ClusterObservation) -> tuple[TenantUsage, ...]:
@@ -201,7 +201,7 @@ def _lease(name: str, why: str) -> str:
 
 def _host_view(host: HostStatus, lease: str) -> HostSummary:
     """Return a host as the page lists it; `lease` is the lease under which it is lent."""
-    most = sorted(host.jobs.items(), key=lambda one: (-one[1], one[0]))[:MOST_HOST_JOBS]
+    most = sorted(host.jobs.items(), key=lambda one: (-one[1], one[0]))[:MAX_HOST_JOBS]
     tone = "good" if host.state == "offers" else "over" if host.state == "drained" else "warning"
     return HostSummary(
         host=host.host,

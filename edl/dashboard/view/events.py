@@ -14,8 +14,7 @@ from edl.event_text import EXPLANATIONS, Severity, cost
 from edl.events import Event, EventKind
 from edl.record import Record
 
-MOST_EVENTS = 2000  # as many as ZooKeeper keeps
-
+MAX_EVENTS = 2000  # as many as ZooKeeper keeps
 PAGE = 100
 
 _TONES = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.NORMAL: "plain"}
@@ -125,7 +124,7 @@ class EventBuffer(Generic[Shown]):
     """The newest 2,000 events of a job or a cluster; one thread adds to it at a time."""
 
     def __init__(self) -> None:
-        self._events: deque[Shown] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Shown] = deque(maxlen=MAX_EVENTS)
 
     def add(self, events: Iterable[Shown]) -> None:
         """Append `events`, the oldest first; the oldest of too many are dropped."""
@@ -146,8 +145,7 @@ class EventBuffer(Generic[Shown]):
         return found
 
 
-# ------------------------------------------------------------
-# Turn an event of a cluster into what its page lists: with who is behind it.
+# --- Turn an event of a cluster into what its page lists: with who is behind it.
 
 
 _ABOUT_HOSTS = frozenset({ClusterEventKind.HOST, ClusterEventKind.LEASE})

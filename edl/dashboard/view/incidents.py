@@ -48,11 +48,9 @@ MAX_SHOWN = 8
 MAX_CLAUSES = 4  # workers, hosts or directories that are named one by one
 MAX_SAVED = 100  # checkpoints whose steps are known
 MAX_HOSTS = 400  # workers whose hosts are known
-
 TOGETHER_S = 20.0  # losses of workers at most so far apart are one incident
 SEEN_S = 30.0  # by which the clocks of the page and of a worker may differ
 SAME_S = 600.0  # further events about the same worker, or further failures of the same kind
-
 FULL = "No space left on device"  # as the system says it, in reasons of events
 SILENT = "stopped answering"  # in what is said of a worker that is frozen or cut off
 NONE_LEFT = "No worker was left that could go on; others were started."
@@ -256,8 +254,7 @@ class IncidentLog(Record):
         )
 
 
-# ------------------------------------------------------------
-# Workers that were lost, and what followed.
+# --- Workers that were lost, and what followed.
 
 
 def how_it_ended(code: int | None) -> str:
@@ -449,8 +446,7 @@ def _resumed(log: IncidentLog, event: Event, details: ResumedDetails) -> Inciden
     return log.put(known.then(event.time, went))
 
 
-# ------------------------------------------------------------
-# What hinders a job that trains on: a slow worker, a full disk, ZooKeeper, a wrong loss.
+# --- What hinders a job that trains on: a slow worker, a full disk, ZooKeeper, a wrong loss.
 
 
 def _slow(log: IncidentLog, event: Event, details: SlowWorkerDetails) -> IncidentLog:
@@ -688,8 +684,7 @@ _FOLDS: Mapping[type[Details], Callable[[IncidentLog, Event, Any], IncidentLog]]
 }
 
 
-# ------------------------------------------------------------
-# Write the incidents of a job as its page tells them: with the present, the open ones first.
+# --- Write the incidents of a job as its page tells them: with the present, the open ones first.
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from edl.record import Record
 from edl.text import duration_in_words, verb, workers
 
 NUMBER = -1  # of the incident: those of events begin at 0
-
 KIND = "zookeeper_away"
 
 
@@ -111,8 +110,7 @@ def _since(step: int, asked: WorkerReports) -> str:
     return text
 
 
-# ------------------------------------------------------------
-# Say why ZooKeeper does not answer, by what its servers do with a new connection.
+# --- Say why ZooKeeper does not answer, by what its servers do with a new connection.
 
 
 class ServerProbe(StrEnum):
