@@ -32,9 +32,9 @@ from edl.contrib.lr_tuner import (
 from edl.schedules import EXPLORE
 from edl.tensorflow import training
 from edl.tensorflow.logical import drawing_kinds, kinds_of
+from edl.tensorflow.lr_schedules import asked, scale_momentum, sets_rate, with_inner
 from edl.tensorflow.optimizer import is_elastic
 from edl.tensorflow.replica import TensorFlowReplica
-from edl.tensorflow.schedules import asked, scale_momentum, sets_rate, with_inner
 from edl.tensorflow.variables import plain
 from edl.worker.loader_steps import Update
 

@@ -26,7 +26,7 @@ from edl.contrib.lr_tuner import (
 from edl.schedules import EXPLORE
 from edl.torch.api import end_batch, model_of
 from edl.torch.gradients import in_microbatches
-from edl.torch.schedules import (
+from edl.torch.lr_schedules import (
     UNSCALED,
     before_each_update,
     counts_samples,

@@ -11,7 +11,7 @@ from typing import Any
 import edl.torch
 from edl.binding.loop import refuse_logical
 from edl.binding.process import current_worker
-from edl.torch.schedules import InSamples
+from edl.torch.lr_schedules import InSamples
 
 
 class TrainingDataLoader(edl.torch.DataLoader):

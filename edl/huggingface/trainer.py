@@ -32,7 +32,7 @@ from edl.huggingface.mean_loss import MeanLoss
 from edl.huggingface.messages import from_all, from_rank_0
 from edl.huggingface.process_state import follow_rank, use_one_device, without_wrapper
 from edl.huggingface.refused import ONE_TRAINING, option_text, refused_model, refused_option
-from edl.torch.schedules import InSamples
+from edl.torch.lr_schedules import InSamples
 
 # What the mixin overrides is of the class that follows it in the bases of a subclass.
 Base: Any = transformers.Trainer if TYPE_CHECKING else object

@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from edl.lightning.epoch_counts import EpochCounts
 from edl.step.order import UpdateInterval
-from edl.torch.schedules import InSamples, has_own_function, steps_before_samples
+from edl.torch.lr_schedules import InSamples, has_own_function, steps_before_samples
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

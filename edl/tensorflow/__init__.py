@@ -48,8 +48,8 @@ from edl.tensorflow.fit import KerasCallback
 from edl.tensorflow.gathering import gather, sum
 from edl.tensorflow.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.tensorflow.horovod_names import DistributedGradientTape
+from edl.tensorflow.lr_schedules import LRSchedule
 from edl.tensorflow.optimizer import Optimizer
-from edl.tensorflow.schedules import LRSchedule
 from edl.tensorflow.weights import load_weights
 
 __all__ = [

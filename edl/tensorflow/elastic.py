@@ -24,7 +24,7 @@ from edl.errors import UsageError
 from edl.ring.ring import Ring
 from edl.tensorflow.collectives import turn_off_xla
 from edl.tensorflow.digest import digests, size_of
-from edl.tensorflow.schedules import present_rates
+from edl.tensorflow.lr_schedules import present_rates
 from edl.tensorflow.variables import (
     SESSION_GROUPS,
     EagerAccess,

@@ -62,7 +62,7 @@ from edl.tensorflow.keras_callbacks.order import (
     with_progress,
 )
 from edl.tensorflow.keras_callbacks.writers import GatedProgress, Writer, standing_in
-from edl.tensorflow.schedules import refuse_beside_policy, sets_rate
+from edl.tensorflow.lr_schedules import refuse_beside_policy, sets_rate
 from edl.tensorflow.training import PassedOver, build_model, history_among
 from edl.text import counted
 from edl.worker.progress import Receive

@@ -49,8 +49,8 @@ from edl.step.engine import Batch, StepState
 from edl.step.source import derived_seed
 from edl.step.weighting import Weights
 from edl.tensorflow.collectives import allreduce_of
+from edl.tensorflow.lr_schedules import with_inner
 from edl.tensorflow.random_numbers import Seeder, is_seed, seed_state, set_global_seed
-from edl.tensorflow.schedules import with_inner
 from edl.tensorflow.source import Load
 from edl.tensorflow.variables import CREATED, Array, plain
 from edl.worker.worker import Worker

@@ -19,8 +19,8 @@ import tensorflow as tf
 from edl.errors import UsageError
 from edl.tensorflow import training
 from edl.tensorflow.collectives import refuse_strategy
+from edl.tensorflow.lr_schedules import check_scaling, correct_momentum, follow_policy
 from edl.tensorflow.reduction import APPLIED, GradientReduction
-from edl.tensorflow.schedules import check_scaling, correct_momentum, follow_policy
 from edl.tensorflow.tape import as_it_is, for_update, reduce_early
 from edl.tensorflow.variables import check_known
 

@@ -41,16 +41,16 @@ from edl.tensorflow.feed import PipelineBatchSource
 from edl.tensorflow.keras_callbacks.memory import CallbackStates
 from edl.tensorflow.keras_callbacks.metrics import EpochMetrics
 from edl.tensorflow.logical import ONE_MODEL, LogicalSeeder, seeded
-from edl.tensorflow.random_numbers import Seeder, is_seed
-from edl.tensorflow.reduction import GradientReduction
-from edl.tensorflow.replica import NO_VARIABLES, TensorFlowReplica
-from edl.tensorflow.schedules import (
+from edl.tensorflow.lr_schedules import (
     check_alone,
     last_rates,
     present_rates,
     warn_of_a_changed_batch,
     with_inner,
 )
+from edl.tensorflow.random_numbers import Seeder, is_seed
+from edl.tensorflow.reduction import GradientReduction
+from edl.tensorflow.replica import NO_VARIABLES, TensorFlowReplica
 from edl.tensorflow.source import Collate, Load, load_read, reader_of
 from edl.tensorflow.variables import CREATED, check_known, plain, variables_by_name, variables_of
 from edl.worker import activity

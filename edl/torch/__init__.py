@@ -48,8 +48,8 @@ from edl.torch.api import init, no_sync, notify_batch_end, track
 from edl.torch.gathering import gather, gather_each, sum, sync_metrics
 from edl.torch.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.torch.loader import DataLoader
+from edl.torch.lr_schedules import LRSchedule, in_samples
 from edl.torch.optimizer import Optimizer
-from edl.torch.schedules import LRSchedule, in_samples
 from edl.torch.weights import load_weights
 
 __all__ = [

@@ -22,11 +22,11 @@ from edl.torch.collectives import TorchCollectives
 from edl.torch.gradients import LastStep, in_microbatches
 from edl.torch.learning import LossLook, watch_losses
 from edl.torch.logical import NO_STEP, arithmetic
+from edl.torch.lr_schedules import watch_schedulers
 from edl.torch.optimizers import Optimizers
 from edl.torch.reduction import GradientReduction
 from edl.torch.replica import TorchReplica, see_scalers
 from edl.torch.sampler import refuse_partial_samplers
-from edl.torch.schedules import watch_schedulers
 from edl.torch.seeding import seed_torch
 from edl.torch.sync_batch_norm import synchronise_batch_norm
 

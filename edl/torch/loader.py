@@ -52,7 +52,7 @@ from edl.errors import DataError, UsageError
 from edl.step.engine import Batch
 from edl.step.source import SampleOrder, derived_seed
 from edl.torch.api import begin_loop, begin_piece, end_batch, track, unfinished
-from edl.torch.schedules import check_schedulers, warn_of_a_changed_batch, warn_of_counted_steps
+from edl.torch.lr_schedules import check_schedulers, warn_of_a_changed_batch, warn_of_counted_steps
 from edl.torch.seeding import (
     Items,
     Seeded,

@@ -12,10 +12,10 @@ from edl.binding.process import current_worker
 from edl.errors import UsageError, some
 from edl.torch.api import attach_optimizer
 from edl.torch.gradients import AGAIN, Arguments, after_closure
+from edl.torch.lr_schedules import follow_policy
 from edl.torch.optimizer_state import Numbers, complete, inner_optimizers, option_numbers
 from edl.torch.optimizer_state import stepping as stepping_in
 from edl.torch.reduction import GradientReduction
-from edl.torch.schedules import follow_policy
 
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)
 

@@ -39,6 +39,7 @@ from edl.text import counted
 from edl.torch.collectives import broadcast_start, finish
 from edl.torch.digest import digests, size_of
 from edl.torch.gradients import LastStep
+from edl.torch.lr_schedules import Schedulers, load_scheduler, savable, step_values
 from edl.torch.optimizer_state import (
     ComputedOptions,
     Flags,
@@ -59,7 +60,6 @@ from edl.torch.optimizer_state import (
     with_own_options,
     with_plain_names,
 )
-from edl.torch.schedules import Schedulers, load_scheduler, savable, step_values
 from edl.worker.progress import Receive
 
 logger = logging.getLogger(__name__)

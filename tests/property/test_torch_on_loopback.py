@@ -38,7 +38,8 @@ from edl.records import JobState
 from edl.ring.ring import Ring
 from edl.testing.counting import Counted, CountingBatchSource, CountingModel, Vector, source_of
 from edl.testing.loopback import LoopbackWorker
-from edl.torch import gradients, schedules
+from edl.torch import gradients
+from edl.torch import lr_schedules as schedules
 from edl.torch.gradients import LastStep
 from edl.torch.optimizer import listen
 from edl.torch.optimizers import Optimizers

@@ -14,7 +14,7 @@ from edl.worker.loader_steps import Update
 class Job:
     """Updates of a job, as an optimizer sees them.
 
-    A test sets it as the ``loader`` of the worker that ``edl.torch.schedules`` asks.
+    A test sets it as the ``loader`` of the worker that ``edl.torch.lr_schedules`` asks.
     """
 
     def __init__(self) -> None:

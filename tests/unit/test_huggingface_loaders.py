@@ -13,8 +13,8 @@ from torch.optim import lr_scheduler as lr
 import edl.torch
 from edl.huggingface import loaders
 from edl.huggingface.loaders import TrainingDataLoader
-from edl.torch import schedules
-from edl.torch.schedules import InSamples
+from edl.torch import lr_schedules as schedules
+from edl.torch.lr_schedules import InSamples
 from edl.worker.loader_steps import Update
 
 SAMPLES, BATCH, WORKERS = 96, 8, 4

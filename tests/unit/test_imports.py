@@ -337,6 +337,19 @@ def test_errors_are_caught_narrowly(module: str) -> None:
         assert not (silent and everything), f"{where}: swallows every exception"
 
 
+def test_no_file_hides_a_public_name_of_its_package() -> None:
+    """To import a file sets its name in the package: edl.torch.schedules is edl.schedules."""
+    for package in ("torch", "tensorflow"):
+        own = {m.split("/")[1].removesuffix(".py") for m in MODULES if m.startswith(f"{package}/")}
+        elsewhere = {
+            alias.asname or alias.name
+            for node in module_of(f"{package}/__init__.py").body
+            if isinstance(node, ast.ImportFrom) and node.module != f"edl.{package}"
+            for alias in node.names
+        }
+        assert not own & elsewhere
+
+
 def test_the_top_stays_light() -> None:
     """It imports nothing of edl, and of others only what any program loads."""
     light = {"importlib", "__future__.annotations", "typing.Any"}

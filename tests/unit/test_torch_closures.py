@@ -13,7 +13,8 @@ from test_torch_optimizers import Script, refused, run
 from test_torch_reduction import Job, Worker
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
-from edl.torch import gradients, schedules
+from edl.torch import gradients
+from edl.torch import lr_schedules as schedules
 from edl.torch.gradients import LastStep, after_closure
 from edl.torch.optimizer import _evaluates_again, listen
 from edl.torch.optimizer_state import complete

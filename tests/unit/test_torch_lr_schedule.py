@@ -16,10 +16,10 @@ from edl.errors import UsageError
 from edl.policy.file import LearningRate, PolicyFile
 from edl.schedules import Constant, Linear, Scaling
 from edl.testing.counting import known_noise
-from edl.torch import schedules as lr_schedule
-from edl.torch import schedules as schedulers
+from edl.torch import lr_schedules as lr_schedule
+from edl.torch import lr_schedules as schedulers
+from edl.torch.lr_schedules import STAYS, InSamples, LRSchedule, Schedulers, in_samples
 from edl.torch.replica import TorchReplica
-from edl.torch.schedules import STAYS, InSamples, LRSchedule, Schedulers, in_samples
 from edl.worker.progress import Receive
 
 LINEAR = Linear(peak_lr=1.0, total=100)

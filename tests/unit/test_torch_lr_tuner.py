@@ -22,8 +22,8 @@ from edl.contrib.lr_rules import points
 from edl.contrib.torch_lr_tuner import LRTuner, Probe
 from edl.errors import UsageError
 from edl.schedules import Knee
-from edl.torch import schedules
-from edl.torch.schedules import LRSchedule, Schedulers
+from edl.torch import lr_schedules as schedules
+from edl.torch.lr_schedules import LRSchedule, Schedulers
 from edl.worker.loader_steps import Update
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,9 +14,9 @@ from lr_job import Job, elastic_sgd
 from torch.optim import lr_scheduler as lr
 
 from edl.step.order import StepInterval
-from edl.torch import schedules
+from edl.torch import lr_schedules as schedules
+from edl.torch.lr_schedules import Schedulers, in_samples
 from edl.torch.replica import TorchReplica
-from edl.torch.schedules import Schedulers, in_samples
 from edl.worker.progress import Receive
 
 

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import SWALR
 
 from edl.checkpoint import format as files
 from edl.step.state_check import STEP_VALUE
-from edl.torch import schedules
+from edl.torch import lr_schedules as schedules
 from edl.torch.replica import TorchReplica
 from edl.worker.progress import Receive
 
