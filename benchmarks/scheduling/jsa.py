@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 
 from benchmarks.page import table
+from benchmarks.published.runs import PublishedRun
 from benchmarks.scheduling.jobs import on_jsa
 from benchmarks.scheduling.scope import OURS, Scope
 from benchmarks.scheduling.store import Found, key
 from benchmarks.scheduling.summary import Summary
-from edl.simulator.runs import SimulatedRun
 
 JSA = "jsa"
 BASELINES = ("jsa_max", "jsa_random", "jsa_min")
@@ -20,7 +20,7 @@ MODES = {"jsa-drop": True, "jsa-queue": False}
 CLAIMS = {True: 2.0, False: 10.0}  # of the abstract: jobs completed, completion time
 
 
-def runs(scope: Scope) -> Iterator[SimulatedRun]:
+def runs(scope: Scope) -> Iterator[PublishedRun]:
     """Each rate, seed and mode, by JSA and each baseline."""
     for drop in MODES.values():
         for arrivals in scope.arrivals:

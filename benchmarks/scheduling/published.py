@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 
 from benchmarks.page import table
+from benchmarks.published.pollux_answers import JctComparison, answers, compare_times
+from benchmarks.published.pollux_workload import pollux_jobs
+from benchmarks.published.runs import POLLUX, SETS, PublishedRun
 from benchmarks.scheduling.jobs import on_pollux
 from benchmarks.scheduling.scope import Scope, Workloads
 from benchmarks.scheduling.store import Found, key
-from edl.simulator.built_in import POLLUX, SETS
-from edl.simulator.published.pollux_answers import JctComparison, answers, compare_times
-from edl.simulator.published.workloads.pollux_workload import pollux_jobs
 from edl.simulator.results import JobResult, Result, with_isolated
-from edl.simulator.runs import SimulatedRun, equal_nodes
+from edl.simulator.runs import equal_nodes
 
 TO_THE_SECOND = ("tiresias", "optimus")
 SEARCHED = "pollux"
@@ -27,7 +27,7 @@ def chosen(scope: Scope) -> dict[str, Workloads]:
     return dict.fromkeys(names, scope.workloads)
 
 
-def runs(scope: Scope) -> Iterator[SimulatedRun]:
+def runs(scope: Scope) -> Iterator[PublishedRun]:
     """With an interval of 60 s and 30 s a resize, as they were published."""
     for policy, loads in chosen(scope).items():
         for load, workloads in loads.items():

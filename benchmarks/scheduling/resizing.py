@@ -9,12 +9,12 @@ from statistics import fmean
 
 from benchmarks.adapting import drawing
 from benchmarks.page import table
+from benchmarks.published.pollux_workload import INTERVAL_S, RESIZE
+from benchmarks.published.runs import PublishedRun
 from benchmarks.scheduling.jobs import on_pollux
 from benchmarks.scheduling.published import SEARCHED, listed_numbers, percent
 from benchmarks.scheduling.scope import OURS, Scope, Workloads
 from benchmarks.scheduling.store import Found, key
-from edl.simulator.published.workloads.pollux_workload import INTERVAL_S, RESIZE
-from edl.simulator.runs import SimulatedRun
 
 USUAL_S = INTERVAL_S  # between two decisions
 STOP_S, LIVE_S = RESIZE.join, 0.3  # a restart from a checkpoint; what edl takes
@@ -31,7 +31,7 @@ class Series:
     workloads: tuple[int, ...]
     intervals_s: tuple[float, ...]
 
-    def runs(self, every_s: float, cost_s: float) -> list[SimulatedRun]:
+    def runs(self, every_s: float, cost_s: float) -> list[PublishedRun]:
         """One for each workload."""
         return [
             on_pollux(self.policy, self.load, number, every_s, cost_s) for number in self.workloads
@@ -67,7 +67,7 @@ def _series(scope: Scope, loads: Workloads, intervals_s: tuple[float, ...]) -> l
     return made
 
 
-def runs(scope: Scope) -> Iterator[SimulatedRun]:
+def runs(scope: Scope) -> Iterator[PublishedRun]:
     """All that the tables below are made of."""
     for one in grids(scope):
         for every_s in one.intervals_s:

@@ -9,14 +9,15 @@ from typing import NamedTuple
 
 from benchmarks.adapting import drawing
 from benchmarks.page import table
+from benchmarks.published.runs import PublishedRun
 from benchmarks.scheduling.jobs import on_jsa, on_pollux, on_virtualflow
 from benchmarks.scheduling.jsa import JSA
 from benchmarks.scheduling.published import SEARCHED, as_published, listed_numbers, percent
 from benchmarks.scheduling.scope import OURS, Scope
 from benchmarks.scheduling.store import Found, key
 from benchmarks.scheduling.summary import Summary
-from edl.cli.simulate import figure_of
-from edl.simulator.runs import SimulatedRun, do
+from edl.simulator.figure import figure_of
+from edl.simulator.runs import do
 
 FIGURE = "virtualflow-jobs.svg"
 DRAWN = ("priority", "virtualflow")
@@ -32,7 +33,7 @@ class Standing(NamedTuple):
     worst_fairness: float
 
 
-Trace = Mapping[str, list[SimulatedRun]]
+Trace = Mapping[str, list[PublishedRun]]
 """The runs of each policy."""
 
 
@@ -58,7 +59,7 @@ def traces(scope: Scope) -> dict[tuple[str, str], Trace]:
     return made
 
 
-def runs(scope: Scope) -> Iterator[SimulatedRun]:
+def runs(scope: Scope) -> Iterator[PublishedRun]:
     """Of all traces."""
     for trace in traces(scope).values():
         for of in trace.values():

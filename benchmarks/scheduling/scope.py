@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edl.simulator.published.workloads.pollux_workload import WORKLOADS
+from benchmarks.published.pollux_workload import WORKLOADS
 
 OURS = "edl"  # edl's own policy
 ELASTIC = ("optimus", "afs_l", "elastic_tiresias", "max_min", "virtualflow")

@@ -8,24 +8,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.published.runs import PublishedRun
 from benchmarks.scheduling.summary import Summary, summary
-from edl.simulator.runs import SimulatedRun, do_all
+from edl.simulator.runs import do_all
 
 ROOT = Path(__file__).parents[2]
-CODE = ("edl/simulator", "edl/cluster", "edl/policy", "benchmarks/scheduling/summary.py")
+CODE = (
+    "edl/simulator",
+    "edl/cluster",
+    "edl/policy",
+    "benchmarks/published",
+    "benchmarks/scheduling/summary.py",
+)
 SLOW = "pollux"  # its runs come last: what is cut off then has the most
 
 Found = Mapping[str, Summary]
 """By :func:`key`."""
 
 
-def key(run: SimulatedRun) -> str:
+def key(run: PublishedRun) -> str:
     """Return what tells a run apart from others: all but its jobs, which follow from the rest."""
     return repr(replace(run, jobs=()))
 
 
 def collected(
-    runs: Iterable[SimulatedRun], processes: int, folder: Path, tell: Callable[[str], None]
+    runs: Iterable[PublishedRun], processes: int, folder: Path, tell: Callable[[str], None]
 ) -> dict[str, Summary]:
     """Return the summary of each run, by its key; run what is not stored yet.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.simulator.published.workloads.jsa_workload import UNTIL_S
+from benchmarks.published.jsa_workload import UNTIL_S
 from edl.simulator.runs import RunOutcome
 
 

@@ -8,39 +8,39 @@ from functools import cache
 from statistics import fmean
 
 from benchmarks.page import table
-from benchmarks.scheduling.jobs import on_jsa, on_pollux
-from benchmarks.scheduling.published import percent
-from benchmarks.scheduling.rivals import beside, standing
-from benchmarks.scheduling.scope import OURS, Scope
-from benchmarks.scheduling.store import Found, key
-from benchmarks.scheduling.summary import Summary
-from edl.simulator.costs import ModelErrors
-from edl.simulator.engine import Rules
-from edl.simulator.runs import SimulatedRun
-from edl.simulator.workload import (
+from benchmarks.published.model_errors import ModelErrors
+from benchmarks.published.runs import PublishedRun
+from benchmarks.published.synthetic import (
     INTERVAL_S,
     NODES,
     RESIZE,
     SLOTS,
     SPEEDS,
-    SubmittedJob,
     bursts,
     elastic_jobs,
     rigid_jobs,
     two_kinds,
     wide_job_first,
 )
+from benchmarks.scheduling.jobs import on_jsa, on_pollux
+from benchmarks.scheduling.published import percent
+from benchmarks.scheduling.rivals import beside, standing
+from benchmarks.scheduling.scope import OURS, Scope
+from benchmarks.scheduling.store import Found, key
+from benchmarks.scheduling.summary import Summary
+from edl.simulator.engine import Rules
+from edl.simulator.workload import SubmittedJob
 
 MEASURED = "1.0", 6  # the load and the workload of Pollux that are seen with errors
 WIDE, RIGID, BURSTS = "one wide job first", "rigid", "bursts"
 KINDS = "two kinds of nodes"
 ORDERS = ("fast", "slow", "mixed")
 
-Trace = Mapping[str, list[SimulatedRun]]
+Trace = Mapping[str, list[PublishedRun]]
 """The runs of each policy."""
 
 
-def runs(scope: Scope) -> Iterator[SimulatedRun]:
+def runs(scope: Scope) -> Iterator[PublishedRun]:
     """Of all tables."""
     for trace in traces(scope).values():
         for of in trace.values():
@@ -79,37 +79,39 @@ def traces(scope: Scope) -> dict[str, Trace]:
     return made
 
 
-def on_wide(policy: str) -> SimulatedRun:
+def on_wide(policy: str) -> PublishedRun:
     """Return the run of a wide job and small ones behind it, by a policy."""
     return _run(policy, "wide", 0)
 
 
-def on_rigid(policy: str, seed: int) -> SimulatedRun:
+def on_rigid(policy: str, seed: int) -> PublishedRun:
     """Return the run of rigid jobs by a policy."""
     return _run(policy, "rigid", seed)
 
 
-def on_bursts(policy: str, seed: int) -> SimulatedRun:
+def on_bursts(policy: str, seed: int) -> PublishedRun:
     """Return the run of long elastic jobs, and bursts of short ones."""
     return _run(policy, "bursts", seed)
 
 
-def on_kinds(policy: str, order: str, seed: int) -> SimulatedRun:
+def on_kinds(policy: str, order: str, seed: int) -> PublishedRun:
     """Return the run of elastic jobs on nodes of two kinds, named in this order."""
     made = _run(policy, "elastic", seed)
     rules = replace(made.rules, speeds=SPEEDS)
     return replace(made, rules=rules, machines=tuple(two_kinds(order)))
 
 
-def on_wrong(policy: str, errors: ModelErrors) -> SimulatedRun:
+def on_wrong(policy: str, errors: ModelErrors) -> PublishedRun:
     """Return the run of a workload of Pollux by a policy that sees errors."""
     made = on_pollux(policy, *MEASURED)
     return replace(made, wrong=errors) if errors != ModelErrors() else made
 
 
-def _run(policy: str, jobs: str, seed: int) -> SimulatedRun:
+def _run(policy: str, jobs: str, seed: int) -> PublishedRun:
     rules = Rules(INTERVAL_S, RESIZE)
-    return SimulatedRun(policy, rules, NODES, SLOTS, "", seed, _drawn(jobs, seed), built_in=jobs)
+    return PublishedRun(
+        policy, rules, NODES, SLOTS, _drawn(jobs, seed), workload=seed, built_in=jobs
+    )
 
 
 @cache
@@ -166,7 +168,7 @@ def _variations(scope: Scope) -> Iterator[tuple[tuple[str, float], ...]]:
 
 def _varied(
     scope: Scope, parameters: tuple[tuple[str, float], ...]
-) -> dict[str, list[SimulatedRun]]:
+) -> dict[str, list[PublishedRun]]:
     """Return the runs of edl's policy with these parameters, by trace."""
     seeds = scope.drawn[:1]
     made = {

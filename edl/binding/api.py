@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping
 from math import inf
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, SupportsIndex, overload
 
 from horovod.common.basics import HorovodBasics
@@ -225,10 +225,17 @@ INTERNAL = frozenset({
 })  # fmt: skip
 
 
-def absent(module: str) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a module of edl that replaces one of Horovod's modules."""
+def absent(module: str, lazy: Mapping[str, str] = MappingProxyType({})) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a module of edl that replaces one of Horovod's modules.
+
+    `lazy` has the names of `edl.contrib`, each with its module, or "module:name".
+    """
 
     def find(name: str) -> Any:
+        if name in lazy:
+            file, _, attribute = lazy[name].partition(":")
+            found = importlib.import_module(file)
+            return getattr(found, attribute) if attribute else found
         if name in ABSENT:
             raise UsageError(f"{module} has no {name}: {ABSENT[name]}")
         if name in INTERNAL:

@@ -222,8 +222,10 @@ LISTED: Mapping[str, tuple[Verb, ...]] = {  # by the titles of the help, in its 
         Verb("agent", "agents:agent", "Keep the workers of a job on this host, for programs.", (
             "edl agent --job digits --run TOKEN --json  # as a program starts it on each host",
         ), parser="agents:AgentCommand"),
-        Verb("simulate", "simulate:simulate", "Simulate many jobs on one cluster.",
-             ("edl simulate --list  # policies and workloads that there are",)),
+        Verb("simulate", "simulate:simulate", "Simulate many jobs on one cluster.", (
+            "edl simulate --list  # the columns of a trace, and the policies",
+            "edl simulate --trace jobs.csv --policy edl,fifo  # two policies beside each other",
+        )),
         Verb("completion", "machine:completion",
              "Let the shell complete commands and jobs at Tab.", (
             'eval "$(edl completion bash)"  # in ~/.bashrc; zsh likewise in ~/.zshrc',

@@ -19,11 +19,10 @@ from edl.cluster.candidates import (
 )
 from edl.cluster.lifecycle import ClusterEvent, LifeResult, LifeState
 from edl.cluster.manifest import JobManifest
-from edl.cluster.plan import ClusterPlan, plan
+from edl.cluster.plan import ClusterPlan
 from edl.cluster.queues import QueueStatus, queue_statuses
-from edl.cluster.records import ControllerRecord, Goal, HostOffer, HostReport, Wanted
-from edl.cluster.state import ClusterPolicy
-from edl.cluster.view import ClusterView, HostView, JobRequest, JobView
+from edl.cluster.records import ControllerRecord, Goal, HostOffer, HostReport
+from edl.cluster.view import ClusterView, HostView, JobView
 from edl.policy.step_time import StepTime
 from edl.record import Record
 
@@ -155,15 +154,6 @@ def with_new_host(view: ClusterView, slots: int, labels: Mapping[str, str]) -> C
     paths = {path: True for job in view.jobs for path in job.manifest.required_paths}
     added = HostView(name, HostOffer(slots, labels=labels), report=HostReport(paths=paths))
     return replace(view, hosts=sorted((*view.hosts, added), key=lambda host: host.name))
-
-
-def with_new_job(
-    view: ClusterView, name: str, request: JobRequest, priority: int, now_s: float
-) -> ClusterView:
-    """Return a copy of `view` with one more job, which was submitted last."""
-    order = 1 + max((job.order for job in view.jobs), default=0)
-    added = JobView(name, order, request, now_s, Wanted(priority=priority))
-    return replace(view, jobs=(*view.jobs, added))
 
 
 def _host_status(host: HostView) -> HostStatus:
@@ -389,69 +379,4 @@ def perf_params(fitted: StepTime) -> PerfParams:
         alpha_r=fitted.reduce_s,
         beta_r=fitted.each_worker_s,
         gamma=fitted.overlap,
-    )
-
-
-# ------------------------------------------------------------
-# Say which slots a job would get if it were submitted now, and which jobs would lose some.
-#
-# `request_forecast` plans the same cluster twice, without the job and with it, by the function with
-# which the leader plans. So it knows what the leader would decide at once; what running jobs need
-# to give slots back, and jobs that end or come later, it does not know.
-
-
-MOST_CHANGES = 20  # other jobs that are named
-
-
-@dataclass(frozen=True)
-class PlannedChange(Record):
-    """A change of a job's slots that follows from the submission of another job."""
-
-    job: Annotated[str, "its name"]
-    without: Annotated[int, "slots that it is to have without the other job"]
-    planned: Annotated[int, "slots that it is to have with the other job"]
-
-
-@dataclass(frozen=True)
-class RequestForecast(Record):
-    """The slots that a job would get if it were submitted now, with the reason."""
-
-    slots: Annotated[Mapping[str, int], "host -> slots that the job would get; empty: it waits"]
-    reason: Annotated[str, "why, or why it waits and where in the queue"]
-    changes: Annotated[
-        tuple[PlannedChange, ...],
-        "other jobs that would get more or fewer slots, at most 20 of them",
-    ]
-    changed: Annotated[int, "how many other jobs would get more or fewer slots"]
-    problem: Annotated[str, "why the policy's decision cannot be used; empty: it can"]
-
-
-def request_forecast(
-    view: ClusterView, request: JobManifest, policy: ClusterPolicy, now_s: float
-) -> RequestForecast:
-    """Return the slots that a job would get if it were submitted now."""
-    name, number = request.name, 1
-    # another job than the one of its name
-    while name in view.by_name:
-        number += 1
-        name = f"{request.name}-{number}"
-    before = with_new_decision(view)
-    after = with_new_job(before, name, request, request.priority, now_s)
-    planned = plan(after, policy, now_s)
-    without = {
-        one.job: sum(one.planned.values()) for one in job_plans(before, plan(before, policy, now_s))
-    }
-    found = {one.job: one for one in job_plans(after, planned)}
-    own = found.pop(name)
-    changes = [
-        PlannedChange(job, without.get(job, 0), sum(one.planned.values()))
-        for job, one in found.items()
-        if sum(one.planned.values()) != without.get(job, 0)
-    ]
-    return RequestForecast(
-        slots=own.planned,
-        reason=own.reason,
-        changes=tuple(changes[:MOST_CHANGES]),
-        changed=len(changes),
-        problem=(planned.allocation or view.allocation).problem,
     )

@@ -31,17 +31,43 @@ logger = logging.getLogger(__name__)
 
 
 WAIT_S = 60.0  # for workers, a host or the job to end; then the page says that it goes on
-
 SOURCE = "the dashboard"  # of a policy, in messages
 
-Values = Mapping[str, Any]
+Values = Mapping[str, Any]  # of a request by name, as JSON has them
 
-"""The values of a request by name, as JSON has them."""
+
+LASTING_VERBS = {"policy", "policy-off", "policy-resume"}  # which a cluster does not undo
+JOB_VERBS = {"scale", "drain", "drain-host", "migrate", "preempt", "stop"} | LASTING_VERBS
+CLUSTER_VERBS = {"halt", "resume", "delete", "priority", "drain", "undrain"}
 
 
 def act_on_job(job: Job, verb: str, values: Values) -> str:
     """Carry out `verb` on `job`; return a sentence that says what was done."""
-    return _found(JOB_VERBS, verb)(job, values)
+    match _known(verb, JOB_VERBS):
+        case "scale":
+            return str(job.scale(_number(values, "np")))
+        case "drain":
+            return job.drain(_number(values, "worker"))
+        case "drain-host":
+            return job.drain_host(_text(values, "host"), WAIT_S)
+        case "migrate":
+            np = None if values.get("np") is None else _number(values, "np")
+            return str(job.migrate(_text(values, "from"), _text(values, "to"), np, WAIT_S))
+        case "preempt":
+            within = _text(values, "within")
+            if not (within_s := seconds(within)):
+                raise UsageError(f"{within} is no time to save in; write it as 30s, or 2m")
+            return job.preempt(within_s, WAIT_S)
+        case "policy":
+            return f"policy of {SOURCE}: {stands(job.set_policy(_text(values, 'text'), SOURCE))}"
+        case "policy-off":
+            job.switch_policy_off()
+            return "the policy is off; the job keeps its size"
+        case "policy-resume":
+            job.resume_policy()
+            return "the policy decides again"
+        case _:
+            return job.stop(WAIT_S)
 
 
 def check_of_cluster(job: str, verb: str) -> None:
@@ -55,14 +81,34 @@ def check_of_cluster(job: str, verb: str) -> None:
 
 def act_on_cluster(cluster: Cluster, verb: str, values: Values) -> str:
     """Carry out `verb` on `cluster`; return a sentence that says what was done."""
-    return _found(CLUSTER_VERBS, verb)(cluster, values)
+    name = _text(values, "host" if _known(verb, CLUSTER_VERBS).endswith("drain") else "job")
+    match verb:
+        case "halt":
+            cluster.halt(name)
+            return f"job {name} is to halt"
+        case "resume":
+            cluster.resume(name)
+            return f"job {name} is to run"
+        case "priority":
+            priority = _number(values, "priority")
+            cluster.priority(name, priority)
+            return f"job {name} has priority {priority}"
+        case "drain":
+            cluster.hosts.drain(name)
+            return f"host {name} is drained"
+        case "undrain":
+            cluster.hosts.undrain(name)
+            return f"host {name} may have jobs again"
+        case _:
+            if cluster.delete(name).removed:  # it had ended
+                return f"the records of job {name} will be removed"
+            return f"job {name} will be deleted"
 
 
-def _found(verbs: Mapping[str, Callable[[Any, Values], str]], verb: str) -> Callable[..., str]:
-    """Return the function that carries out `verb`."""
+def _known(verb: str, verbs: set[str]) -> str:
     if verb not in verbs:
         raise UsageError(f"there is no action {verb[:40]!r}; there are {', '.join(sorted(verbs))}")
-    return verbs[verb]
+    return verb
 
 
 def _number(values: Values, name: str) -> int:
@@ -81,125 +127,7 @@ def _text(values: Values, name: str) -> str:
     return found.strip()
 
 
-def _scale(job: Job, values: Values) -> str:
-    return str(job.scale(_number(values, "np")))
-
-
-def _drain(job: Job, values: Values) -> str:
-    return job.drain(_number(values, "worker"))
-
-
-def _drain_host_of_job(job: Job, values: Values) -> str:
-    return job.drain_host(_text(values, "host"), WAIT_S)
-
-
-def _migrate(job: Job, values: Values) -> str:
-    np = None if values.get("np") is None else _number(values, "np")
-    return str(job.migrate(_text(values, "from"), _text(values, "to"), np, WAIT_S))
-
-
-def _preempt(job: Job, values: Values) -> str:
-    """Let the job save within a bound, written like "30s", and end."""
-    within = _text(values, "within")
-    within_s = seconds(within)
-    if not within_s:
-        raise UsageError(f"{within} is no time to save in; write it as 30s, or 2m")
-    return job.preempt(within_s, WAIT_S)
-
-
-def _stop(job: Job, values: Values) -> str:
-    return job.stop(WAIT_S)
-
-
-def _set_policy(job: Job, values: Values) -> str:
-    return f"policy of {SOURCE}: {stands(job.set_policy(_text(values, 'text'), SOURCE))}"
-
-
-def _switch_policy_off(job: Job, values: Values) -> str:
-    job.switch_policy_off()
-    return "the policy is off; the job keeps its size"
-
-
-def _resume_policy(job: Job, values: Values) -> str:
-    job.resume_policy()
-    return "the policy decides again"
-
-
-JOB_VERBS: Mapping[str, Callable[[Job, Values], str]] = {
-    "scale": _scale,
-    "drain": _drain,
-    "drain-host": _drain_host_of_job,
-    "migrate": _migrate,
-    "preempt": _preempt,
-    "stop": _stop,
-    "policy": _set_policy,
-    "policy-off": _switch_policy_off,
-    "policy-resume": _resume_policy,
-}
-
-"""Verb -> the function that carries it out on a job."""
-
-LASTING_VERBS = frozenset({"policy", "policy-off", "policy-resume"})
-
-"""The verbs of ``JOB_VERBS`` that a cluster does not undo on a job of it."""
-
-
-def _halt(cluster: Cluster, values: Values) -> str:
-    """Let a job save, and give its slots to others."""
-    job = _text(values, "job")
-    cluster.halt(job)
-    return f"job {job} is to halt"
-
-
-def _resume(cluster: Cluster, values: Values) -> str:
-    """Let a halted job go on."""
-    job = _text(values, "job")
-    cluster.resume(job)
-    return f"job {job} is to run"
-
-
-def _delete(cluster: Cluster, values: Values) -> str:
-    """End a job for good, or remove the records of one that has ended."""
-    job = _text(values, "job")
-    removed = cluster.delete(job).removed
-    return f"the records of job {job} will be removed" if removed else f"job {job} will be deleted"
-
-
-def _set_priority(cluster: Cluster, values: Values) -> str:
-    """Change the priority of a job."""
-    job, priority = _text(values, "job"), _number(values, "priority")
-    cluster.priority(job, priority)
-    return f"job {job} has priority {priority}"
-
-
-def _drain_host(cluster: Cluster, values: Values) -> str:
-    """Let all jobs leave a host, which gets no others."""
-    host = _text(values, "host")
-    cluster.hosts.drain(host)
-    return f"host {host} is drained"
-
-
-def _undrain_host(cluster: Cluster, values: Values) -> str:
-    """Let a host have jobs again."""
-    host = _text(values, "host")
-    cluster.hosts.undrain(host)
-    return f"host {host} may have jobs again"
-
-
-CLUSTER_VERBS: Mapping[str, Callable[[Cluster, Values], str]] = {
-    "halt": _halt,
-    "resume": _resume,
-    "delete": _delete,
-    "priority": _set_priority,
-    "drain": _drain_host,
-    "undrain": _undrain_host,
-}
-
-"""Verb -> the function that carries it out on a cluster."""
-
-
-# ------------------------------------------------------------
-# Let pages change something: only with the second token, and only for the page of this server.
+# --- Let pages change something: only with the second token, and only for the page of this server.
 #
 # A request that changes something is a POST with JSON. It needs the token of the page, and in the
 # header `Edl-Actions` the token that `edl dashboard --actions` has printed, which each start of the
@@ -208,10 +136,8 @@ CLUSTER_VERBS: Mapping[str, Callable[[Cluster, Values], str]] = {
 
 
 HEADER = "edl-actions"
-
-MOST_BYTES = 65536  # of a request: the text of a policy is the largest
-
-MOST_ACTIONS = 8  # at the same time; each has a thread and a session
+MAX_BYTES = 65536  # of a request: the text of a policy is the largest
+MAX_ACTIONS = 8  # at the same time; each has a thread and a session
 
 NO_ACTIONS = (
     "this dashboard only reads; `edl dashboard --actions` prints an address with which it also "
@@ -225,10 +151,9 @@ NO_TOKEN = (
 
 ANOTHER_PAGE = "another web page has asked for this; use the page of the dashboard itself"
 
+# Carries out a verb on a job, or on the cluster if the job is empty, with values by name; returns
+# what was done, as a sentence. It runs in a thread of its own.
 Act = Callable[[str, str, Mapping[str, Any]], str]
-
-"""Carries out a verb on a job, or on the cluster if the job is empty, with values by name; returns
-what was done, as a sentence. It runs in a thread of its own."""
 
 
 class ActionRunner:
@@ -256,7 +181,7 @@ class ActionRunner:
         """Carry out `verb` on `job` with `values`; return what was done, as a sentence."""
         if self._act is None:
             raise UsageError(NO_ACTIONS)
-        if self._running >= MOST_ACTIONS:
+        if self._running >= MAX_ACTIONS:
             raise UsageError(f"{self._running} actions are under way; try again when they are done")
         self._running += 1
         try:
@@ -309,8 +234,8 @@ async def _values(request: Request) -> Mapping[str, Any]:
     body = b""
     async for part in request.stream():
         body += part
-        if len(body) > MOST_BYTES:
-            raise UsageError(f"the request has more than {MOST_BYTES} bytes; shorten the text")
+        if len(body) > MAX_BYTES:
+            raise UsageError(f"the request has more than {MAX_BYTES} bytes; shorten the text")
     try:
         return decoded_json(body, dict[str, Any])
     except UsageError as error:

@@ -25,8 +25,7 @@ from edl.dashboard.view.events import PAGE, EventChoice
 from edl.secret_file import derived
 from edl.text import json_text
 
-# ------------------------------------------------------------
-# Write the HTML around the scripts of a page: of a job, of a cluster, of a report.
+# --- Write the HTML around the scripts of a page: of a job, of a cluster, of a report.
 
 
 _PAGE = """\
@@ -81,8 +80,7 @@ def cluster_page() -> str:
     return html_page(head, "Loading…", _NO_SCRIPT.format(instead=instead))
 
 
-# ------------------------------------------------------------
-# The files of the page that are the same for everybody: HTML, styles, scripts.
+# --- The files of the page that are the same for everybody: HTML, styles, scripts.
 
 
 TYPES = {
@@ -124,12 +122,9 @@ def _static_file(content: bytes, media_type: str) -> StaticFile:
 
 
 LOOK_S = 0.25  # between two looks whether the page has changed
-
 ALIVE_S = 10.0  # after which a stream says that it lives
-
-MOST_STREAMS = 64  # browsers; further ones poll
-
-MOST_TEXT = 200  # characters of a filter
+MAX_STREAMS = 64  # browsers; further ones poll
+MAX_TEXT = 200  # characters of a filter
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -144,9 +139,7 @@ HEADERS = {
 
 Handler = Callable[[Request], Awaitable[Response]]
 
-NewestPage = Callable[[], PublishedPage]
-
-"""Returns the newest page, at once."""
+NewestPage = Callable[[], PublishedPage]  # returns the newest page, at once
 
 
 def view_token(secret: str, name: str) -> str:
@@ -234,7 +227,7 @@ def event_choice(request: Request) -> EventChoice:
     query = request.query_params
     return EventChoice(
         tones=words_of(request, "tones"),
-        text=query.get("text", "")[:MOST_TEXT],
+        text=query.get("text", "")[:MAX_TEXT],
         before=whole_number(query.get("before"), None),
         limit=min(max(1, whole_number(query.get("limit"), PAGE)), 5 * PAGE),
     )
@@ -242,14 +235,14 @@ def event_choice(request: Request) -> EventChoice:
 
 def words_of(request: Request, name: str) -> frozenset[str]:
     """Return the words of the value `name` of a query, which are separated by commas."""
-    return frozenset(filter(None, request.query_params.get(name, "")[:MOST_TEXT].split(",")))
+    return frozenset(filter(None, request.query_params.get(name, "")[:MAX_TEXT].split(",")))
 
 
 def stream_page(request: Request, newest: NewestPage) -> Response:
     """Return an answer with a stream of server-sent events: the page, then what changes of it."""
     state = request.app.state
-    if state.streams >= MOST_STREAMS:
-        return json_answer({"message": f"{MOST_STREAMS} browsers have a stream; poll"}, 503)
+    if state.streams >= MAX_STREAMS:
+        return json_answer({"message": f"{MAX_STREAMS} browsers have a stream; poll"}, 503)
 
     async def messages() -> AsyncIterator[bytes]:
         state.streams += 1

@@ -19,7 +19,6 @@ from typing import Any
 from edl.cluster.client.history_file import HistoryFile
 from edl.cluster.client.plans import status_of_snapshot
 from edl.cluster.client.waiting import described
-from edl.cluster.lifecycle import ClusterEvent
 from edl.cluster.records import LeaseTable
 from edl.cluster.status import ClusterJobStatus, ClusterStatus
 from edl.cluster.store import ClusterSnapshot, ClusterStore, StoredJob
@@ -33,25 +32,16 @@ from edl.dashboard.view.cluster_page import (
     cluster_sections,
 )
 from edl.dashboard.view.events import (
+    ClusterEventView,
     EventBuffer,
     EventChoice,
-    ShownClusterEvent,
-    shown_cluster_event,
+    cluster_event_view,
 )
 from edl.dashboard.view.page import JobChoice, JobPage, chosen_jobs
 from edl.errors import DataError, EdlError, UnknownJob, UsageError
 from edl.zookeeper.store import JobStore
 
-# ------------------------------------------------------------
-# Read a cluster for its page, as far as the one who looks may read it.
-
-
-@dataclass(frozen=True)
-class _LastStatus:
-    """The status of a cluster, with what it was computed from."""
-
-    about: tuple[Any, ...]  # what was read; the status is computed again when any of it has changed
-    status: ClusterStatus
+# --- Read a cluster for its page, as far as the one who looks may read it.
 
 
 class ClusterReader:
@@ -59,7 +49,8 @@ class ClusterReader:
 
     def __init__(self, store: ClusterStore) -> None:
         self.store = store
-        self._known: _LastStatus | None = None
+        # the status, with what it was computed from; computed again when any of that has changed
+        self._known: tuple[tuple[Any, ...], ClusterStatus] | None = None
         self._leaderless_s = 0.0
         self._jobs: Mapping[str, StoredJob] = {}
 
@@ -103,8 +94,7 @@ class ClusterReader:
         found = self._jobs.get(job)
         if found is None:
             raise UnknownJob(job, tuple(sorted(self._jobs)), "edl submit")
-        known = self._known
-        hosts = () if known is None else known.status.hosts
+        hosts = () if self._known is None else self._known[1].hosts
         manifest = found.manifest
         return ClusterJobSummary(
             job=job,
@@ -124,24 +114,20 @@ class ClusterReader:
     ) -> ClusterStatus:
         """Return the status of the cluster, as `edl cluster status` shows it."""
         about = (snapshot, leases, controllers)
-        if self._known is None or self._known.about != about:
-            self._known = _LastStatus(about, status_of_snapshot(self.store, *about))
-        return self._known.status
+        if self._known is None or self._known[0] != about:
+            self._known = about, status_of_snapshot(self.store, *about)
+        return self._known[1]
 
 
-# ------------------------------------------------------------
-# Keep the pages of those jobs of a cluster that somebody looks at: `ClusterJobPages`.
+# --- Keep the pages of those jobs of a cluster that somebody looks at: `ClusterJobPages`.
 
 
-MOST_PAGES = 16  # each has a thread and a session
-
+MAX_PAGES = 16  # each has a thread and a session
 IDLE_S = 60.0  # after which a page that nobody looks at is closed
-
 IN_USE_S = 5.0  # after a request, in which the page is not closed for another one
 
+# Opens the records of a job in a session of its own.
 OpenJob = Callable[[str], AbstractContextManager[JobStore]]
-
-"""Opens the records of a job in a session of its own."""
 
 
 @dataclass
@@ -195,12 +181,12 @@ class ClusterJobPages:
 
     async def _make_room(self, now_s: float) -> None:
         """Close the page that was used least recently if there are as many as there may be."""
-        if len(self._pages) < MOST_PAGES:
+        if len(self._pages) < MAX_PAGES:
             return
         oldest = min(self._pages, key=lambda job: self._pages[job].used_s)
         if now_s - self._pages[oldest].used_s < IN_USE_S:
             raise UsageError(
-                f"this server shows {MOST_PAGES} jobs at a time, and somebody looks at each of "
+                f"this server shows {MAX_PAGES} jobs at a time, and somebody looks at each of "
                 "them; close the page of another job, or use `edl dashboard JOB`"
             )
         await asyncio.to_thread(self._pages.pop(oldest).resources.close)
@@ -213,13 +199,10 @@ class ClusterJobPages:
             return WatchedPage(watcher, stack.pop_all(), self._clock())
 
 
-MOST_INTERVALS = 20_000  # of slots that are read for one chart
-
+MAX_INTERVALS = 20_000  # of slots that are read for one chart
 CHART_S = 2.0  # for which a chart is answered again
-
-LEAST_S = 60.0  # of a chart
-
-MOST_CHARTS = 16  # that are kept for so long
+MIN_S = 60.0  # of a chart
+MAX_CHARTS = 16  # that are kept for so long
 
 
 class ClusterWatcher(PageWatcher):
@@ -238,7 +221,7 @@ class ClusterWatcher(PageWatcher):
         self._reader = ClusterReader(store)
         self._history = history
         self._clock = clock
-        self._events: EventBuffer[ShownClusterEvent] = EventBuffer()
+        self._events: EventBuffer[ClusterEventView] = EventBuffer()
         self._last = -1
         self._unreadable = 0
         self._jobs: tuple[ClusterJobStatus, ...] = ()
@@ -252,7 +235,7 @@ class ClusterWatcher(PageWatcher):
 
     @property
     def is_tenant(self) -> bool:
-        """Whether a tenant looks, for whom there is no chart, no event and no forecast."""
+        """Whether a tenant looks, for whom there is no chart and no event."""
         return self._reader.is_tenant
 
     def jobs(self, choice: JobChoice) -> JobPage:
@@ -263,7 +246,7 @@ class ClusterWatcher(PageWatcher):
         """Return what is shown of `job` beside its status."""
         return self._reader.facts(job, self._clock())
 
-    def events(self, choice: EventChoice) -> Sequence[ShownClusterEvent]:
+    def events(self, choice: EventChoice) -> Sequence[ClusterEventView]:
         """Return the events that `choice` shows, the newest first."""
         return self._events.chosen(choice)
 
@@ -275,7 +258,7 @@ class ClusterWatcher(PageWatcher):
             if known is not None and now_s - known[0] < CHART_S:
                 return known[1]
             found = self._new_chart(now_s, period_s, job, host)
-            if len(self._charts) >= MOST_CHARTS:
+            if len(self._charts) >= MAX_CHARTS:
                 self._charts.clear()
             self._charts[about] = now_s, found
             return found
@@ -294,7 +277,11 @@ class ClusterWatcher(PageWatcher):
             return
         self._away_since_s = None
         self._fill()
-        self._take(reading)
+        jobs = tuple(reading.jobs)
+        if jobs != self._jobs:
+            self._jobs, self._jobs_version = jobs, self._jobs_version + 1
+        hosts = () if reading.status is None else reading.status.hosts
+        self._slots = {host.host: host.slots for host in hosts}
         self.publish(
             {
                 **cluster_sections(reading),
@@ -310,21 +297,13 @@ class ClusterWatcher(PageWatcher):
             }
         )
 
-    def _take(self, reading: ClusterObservation) -> None:
-        """Keep what was read, for the questions of browsers."""
-        jobs = tuple(reading.jobs)
-        if jobs != self._jobs:
-            self._jobs, self._jobs_version = jobs, self._jobs_version + 1
-        hosts = () if reading.status is None else reading.status.hosts
-        self._slots = {host.host: host.slots for host in hosts}
-
     def _read_events(self) -> None:
         """Keep the new events of the cluster; those that cannot be read are counted."""
         skipped: list[int] = []
         found = self._store.events.read_known(self._last, lambda number, _: skipped.append(number))
         self._last = max([self._last, *skipped, *(number for number, _ in found)])
         self._unreadable += len(skipped)
-        self._events.add(shown_cluster_event(number, event) for number, event in found)
+        self._events.add(cluster_event_view(number, event) for number, event in found)
 
     def _fill(self) -> None:
         """Add what has happened to the history; a problem is only shown, and tried again."""
@@ -332,23 +311,20 @@ class ClusterWatcher(PageWatcher):
             return
         try:
             uid = self._store.nodes.uid()
-            self._history_version += bool(self._history.fill(self._known_events, uid))
+            self._history_version += bool(self._history.fill(self._store.events.read_known, uid))
             self._history_problem = ""
         except EdlError as error:
             self._history_problem = str(error)
-
-    def _known_events(self, after: int) -> Sequence[tuple[int, ClusterEvent]]:
-        return self._store.events.read_known(after)
 
     def _new_chart(self, now_s: float, period_s: float, job: str, host: str) -> SlotChart:
         """Return the chart until `now_s`, from the history."""
         if self._reader.is_tenant:
             raise DataError("who had which slots is not shown to a tenant")
         begin_s = now_s - period_s
-        found = self._history.slots(begin_s, now_s, most=MOST_INTERVALS, is_newest=True)
-        cut_s = found[0].begin_s if len(found) >= MOST_INTERVALS else 0.0
+        found = self._history.slots(begin_s, now_s, most=MAX_INTERVALS, is_newest=True)
+        cut_s = found[0].begin_s if len(found) >= MAX_INTERVALS else 0.0
         if not cut_s and found:  # it begins with what is known
-            begin_s = min(max(begin_s, found[0].begin_s), now_s - LEAST_S)
+            begin_s = min(max(begin_s, found[0].begin_s), now_s - MIN_S)
         shown = [one for one in found if job in one.job and host in ("", one.host)]
         slots = {name: count for name, count in self._slots.items() if host in ("", name)}
         return slot_chart(shown, slots, begin_s, now_s, cut_s)

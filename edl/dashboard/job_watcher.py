@@ -19,9 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from edl.dashboard.view.charts import worker_table
-from edl.dashboard.view.events import EventBuffer, EventChoice, ShownEvent, shown_event
-from edl.dashboard.view.incidents import ShownIncident, shown_incidents
+from edl.dashboard.view.events import EventBuffer, EventChoice, EventView, event_view
+from edl.dashboard.view.incidents import IncidentView, incident_views
 from edl.dashboard.view.outage import ServerProbe, WorkerReports, outage_cause, outage_incident
 from edl.dashboard.view.page import (
     JobObservation,
@@ -48,30 +47,26 @@ from edl.zookeeper.store import NUMBERS, JobStore
 logger = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------
-# Ask workers and the servers of ZooKeeper directly, while ZooKeeper does not answer.
+# --- Ask workers and the servers of ZooKeeper directly, while ZooKeeper does not answer.
 
 
-MOST_ASKED = 8  # workers, the first ranks
-
+MAX_ASKED = 8  # workers, the first ranks
 ASK_S = 1.0  # for a worker to answer
-
-MOST_SERVERS = 7  # of ZooKeeper
-
+MAX_SERVERS = 7  # of ZooKeeper
 CONNECT_S = 0.5  # for a server to take a connection
 
 
 def ask_workers(snapshot: Snapshot, run: str) -> WorkerReports:
     """Ask the first workers of the newest ring for their health, all at the same time."""
     generation = snapshot.generation
-    members = generation.members[:MOST_ASKED] if generation is not None else ()
+    members = generation.members[:MAX_ASKED] if generation is not None else ()
     answers = ask_all({one.id: (one.address, one.port) for one in members}, ASK_S)
     return WorkerReports.of(run, {worker: one.report for worker, one in answers.items()})
 
 
 def probe_servers(hosts: str) -> Mapping[str, ServerProbe]:
     """Try to connect to each server of ZooKeeper, one after the other; nothing is sent."""
-    servers = [one.strip() for one in hosts.split("/")[0].split(",")][:MOST_SERVERS]
+    servers = [one.strip() for one in hosts.split("/")[0].split(",")][:MAX_SERVERS]
     return {one: found for one in servers if (found := _probe(one)) is not None}
 
 
@@ -89,8 +84,7 @@ def _probe(server: str) -> ServerProbe | None:
         return ServerProbe.SILENT
 
 
-# ------------------------------------------------------------
-# Keep the newest page as JSON, and give each browser the sections that it does not have yet.
+# --- Keep the newest page as JSON, and give each browser the sections that it does not have yet.
 
 
 @dataclass(frozen=True)
@@ -131,12 +125,10 @@ class PublishedPage:
         return f'{{{head},"sections":{{{parts}}}}}'.encode()
 
 
-# ------------------------------------------------------------
-# Keep a page up to date in one thread, whoever looks: `PageWatcher`.
+# --- Keep a page up to date in one thread, whoever looks: `PageWatcher`.
 
 
 TURN_S = 1.0  # between two looks at what is shown
-
 END_S = 15.0  # for a turn to end when the server does
 
 
@@ -187,7 +179,6 @@ class PageWatcher(ABC):
 
 
 OVER_S = 5.0  # between two looks at a job that has ended, or is not there
-
 LEARNED_S = 5.0  # between two looks at what it has measured
 
 
@@ -222,7 +213,7 @@ class JobWatcher(PageWatcher):
         self._created, self._token = 0.0, ""
         self._reading: JobObservation | None = None  # the last one
         self._trace = JobTrace()
-        self._events: EventBuffer[ShownEvent] = EventBuffer()
+        self._events: EventBuffer[EventView] = EventBuffer()
         self._report = LeaderReport()
         self._last = -1
         self._unreadable = 0
@@ -235,7 +226,7 @@ class JobWatcher(PageWatcher):
         self._asked_at_s = 0.0
         self._over = False
 
-    def events(self, choice: EventChoice) -> Sequence[ShownEvent]:
+    def events(self, choice: EventChoice) -> Sequence[EventView]:
         """Return the events that `choice` shows, the newest first."""
         return self._events.chosen(choice)
 
@@ -297,13 +288,12 @@ class JobWatcher(PageWatcher):
         lasts = outage_incident(cause, now_s - since_s, now_s, step, asked)
         self._notify("bad", f"{text} Only the first entry of what happened is new.", lasts)
 
-    def _notify(self, tone: str, text: str, outage: ShownIncident | None = None) -> None:
+    def _notify(self, tone: str, text: str, outage: IncidentView | None = None) -> None:
         """Say in the page that it is old, and why."""
         if self._reading is not None:
             reading = self._reading
             status = job_status(reading.snapshot, reading.zookeeper)
-            rows = worker_table(status, reading.learned.times).rows
-            known = shown_incidents(self._trace.incidents, status, 0.0, rows)
+            known = incident_views(self._trace.incidents, status, 0.0)
             timeline = self._trace.timeline
             if outage is not None:
                 known, timeline = [outage, *known], timeline.with_outage(outage.at_s)
@@ -341,5 +331,5 @@ class JobWatcher(PageWatcher):
         self._unreadable += len(skipped)
         if found and self._is_cut:
             self._trace, self._is_cut = self._trace.cut(found[0][1].time), False
-        self._events.add(shown_event(number, event, self._store.name) for number, event in found)
+        self._events.add(event_view(number, event, self._store.name) for number, event in found)
         self._trace = self._trace.with_events((event for _, event in found), now_s)

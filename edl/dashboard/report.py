@@ -15,7 +15,7 @@ import msgspec
 
 from edl.dashboard.answers import html_page, static_files
 from edl.dashboard.job_watcher import JobWatcher
-from edl.dashboard.view.events import MOST_EVENTS, EventChoice
+from edl.dashboard.view.events import MAX_EVENTS, EventChoice
 from edl.text import json_text
 
 POLICY = (
@@ -26,7 +26,7 @@ _IMPORTED = re.compile(r'(from ")\./(?:[\w-]+/)*([\w.-]+")')
 
 def report_page(watcher: JobWatcher) -> str:
     """Return the page of a job as the text of an HTML file."""
-    events = watcher.events(EventChoice(limit=MOST_EVENTS))
+    events = watcher.events(EventChoice(limit=MAX_EVENTS))
     generations = {event.generation for event in events}
     switches = {number: watcher.switch(number) for number in sorted(generations)}
     report = {

@@ -15,23 +15,18 @@ from edl.client import Job
 from edl.cluster.client.access import user_here
 from edl.cluster.client.client import Cluster
 from edl.cluster.client.history_file import HistoryFile, history_path
-from edl.cluster.client.plans import forecast_request
-from edl.cluster.status import RequestForecast
 from edl.cluster.store import ClusterStore
 from edl.dashboard.actions import ActionRunner, act_on_cluster, act_on_job, check_of_cluster
 from edl.dashboard.answers import HEADERS, SecureApplication, view_token
-from edl.dashboard.app import dashboard_app
-from edl.dashboard.cluster_app import cluster_app
+from edl.dashboard.app import cluster_app, dashboard_app
 from edl.dashboard.cluster_watcher import ClusterJobPages, ClusterWatcher
 from edl.dashboard.job_watcher import JobWatcher
-from edl.dashboard.view.forecast_form import requested_manifest
 from edl.errors import UsageError
 from edl.host.signals import TO_END, handled
 from edl.zookeeper.access import Access
 from edl.zookeeper.store import JobStore
 
-# ------------------------------------------------------------
-# Send the headers of all answers also with those that uvicorn gives by itself.
+# --- Send the headers of all answers also with those that uvicorn gives by itself.
 
 
 class SecureProtocol(LimitProtocol):
@@ -50,20 +45,14 @@ class SecureProtocol(LimitProtocol):
 
 
 CONNECTIONS = 256  # at most; further requests get 503
-
 END_S = 3.0  # for the requests that are being answered
-
 IDLE_LOOK_S = 15  # between two looks for pages of jobs that nobody looks at
-
 WHAT = "the dashboard"
 
-Say = Callable[[str], None]
+Say = Callable[[str], None]  # shows a sentence to whoever has started this process
 
-"""Shows a sentence to whoever has started this process."""
-
+# Opens the records of the cluster in a new session, as the one who looks may read them.
 OpenCluster = Callable[[], AbstractContextManager[ClusterStore]]
-
-"""Opens the records of the cluster in a new session, as the one who looks may read them."""
 
 
 def run_dashboard(
@@ -108,11 +97,6 @@ def run_cluster_dashboard(
         client.by = f"{user_here()} through the dashboard"
         return act_on_cluster(client, verb, values)
 
-    def forecast(values: Mapping[str, str]) -> RequestForecast:
-        request = requested_manifest(values)
-        with open_cluster() as cluster:
-            return forecast_request(cluster, request)
-
     with open_cluster() as store:
         name, access = store.paths.name, store.nodes.session.access
         if access is None:
@@ -122,7 +106,7 @@ def run_cluster_dashboard(
         pages = ClusterJobPages(open_job)
         with listener(listen, WHAT) as opened, ClusterWatcher(store, history) as watcher:
             runner = ActionRunner(act if has_actions else None)
-            app = cluster_app(watcher, pages, forecast, token, runner)
+            app = cluster_app(watcher, pages, token, runner)
             try:
                 _serve(app, opened, listen, f"cluster {name}", say, pages.close_idle)
             finally:

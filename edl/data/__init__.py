@@ -7,7 +7,6 @@
     train = edl.data.tfrecord("train-*.tfrecord", parse=example)
     train = edl.data.text_lines("corpus/**/*.txt")
     train = edl.data.npy("x.npy", "y.npy")
-    train = edl.data.npz("train.npz")
     train = edl.data.parquet("train-*.parquet", columns=["x", "y"])
     train = edl.data.arrays(x=x, y=y)
 
@@ -20,11 +19,12 @@ order::
 
 from __future__ import annotations
 
+from typing import Any
+
 from edl.data.dataset import Dataset
 from edl.data.files import Skipped
 from edl.data.memory import arrays
 from edl.data.npy_file import npy
-from edl.data.npz_file import npz
 from edl.data.parquet_file import parquet
 from edl.data.stream import Stream, stream
 from edl.data.text_file import text_lines
@@ -36,9 +36,17 @@ __all__ = [
     "Stream",
     "arrays",
     "npy",
-    "npz",
     "parquet",
     "stream",
     "text_lines",
     "tfrecord",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "npz":
+        raise AttributeError(
+            'edl.data.npz is gone; load the arrays yourself: edl.data.arrays(**numpy.load("a.npz"))'
+            ", or save each as a .npy file for edl.data.npy, which reads by row"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 Such an array is a *column*. Record i has row i of every column. A *part* of a data set is one file
 with all columns, or one file of each column. :class:`ArrayDataset` is the data set;
-``edl.data.arrays``, ``npy`` and ``npz`` make it of columns in memory (:class:`InMemory`) or in
+``edl.data.arrays`` and ``npy`` make it of columns in memory (:class:`InMemory`) or in
 files (:class:`Stored`).
 """
 

@@ -52,11 +52,6 @@ from edl.simulator.results import AllocationChange, BatchChange, JobResult, Resu
 from edl.simulator.workload import SubmittedJob
 from edl.text import counted
 
-# ------------------------------------------------------------
-# Follow one job through virtual time: its progress, its slots, and when it would end.
-#
-# `Progress` does it.
-
 
 def same_s(at_s: float) -> float:
     """Return the tolerance in seconds within which two times near `at_s` count as equal."""
@@ -265,15 +260,11 @@ class Progress:
         """Return the job's present progress per second, in the unit of its work."""
         if self._rate is None:  # after a change, or in a new epoch
             self._rate = self._rate_in(self.epoch)
-            self._measure()
+            work = self.submission.work
+            step, self._noise_scale = work.observed(self._slots, self.batch, self.epoch)
+            # only the first step time of each combination
+            self._steps.setdefault((step.hosts, step.workers, step.batch), step)
         return self._rate
-
-    def _measure(self) -> None:
-        """Record the step time and gradient noise scale with the job's slots and batch."""
-        work = self.submission.work
-        step, self._noise_scale = work.observed(self._slots, self.batch, self.epoch)
-        # only the first step time of each combination
-        self._steps.setdefault((step.hosts, step.workers, step.batch), step)
 
     def _rate_in(self, epoch: int) -> float:
         rate = self.submission.work.rate(self._slots, self.batch, epoch)
@@ -281,9 +272,7 @@ class Progress:
 
 
 DAY_S = 86_400.0
-
-MOST_FAILURES = 1e7  # before the last submission; to draw so many takes some ten seconds
-
+MAX_FAILURES = 1e7  # before the last submission; to draw so many takes some ten seconds
 PATIENCE = 1000  # decisions in a row that start nothing, while nothing else can happen
 
 OnTime = Callable[[float, int], None]
@@ -379,7 +368,7 @@ def _check_span(
         return
     span_s = max((job.arrival_s for job in jobs), default=0.0)
     expected = len(nodes) * span_s / (failures.mean_up_s + failures.mean_down_s)
-    if expected > MOST_FAILURES:
+    if expected > MAX_FAILURES:
         raise UsageError(
             f"between the first and the last submission, {span_s:.3g} s, {len(nodes)} nodes would "
             f"fail {expected:.2g} times; submissions are in seconds: give such, or a longer --mtbf"
@@ -493,7 +482,10 @@ class _Simulation:
         for job in self.active:
             self._place(job, decision)
         if self.rules.drop:
-            self._reject()
+            for job in self.active:
+                if not job.history:
+                    job.reject(self.now_s)
+            self.active = [job for job in self.active if not job.dropped]
         self.idle = 0 if decision.placements or self.coming or self.down else self.idle + 1
         if self.idle > PATIENCE:
             self._refuse_to_wait()
@@ -513,14 +505,8 @@ class _Simulation:
         placement = decision.placements.get(name, ())
         if placement != job.placement:
             job.place(placement, self.now_s, decision.reasons[name], self.rules.resize)
-            job.speed = self._speed(job)
-
-    def _reject(self) -> None:
-        """Reject the active jobs that were never given slots; from now on they are not active."""
-        for job in self.active:
-            if not job.history:
-                job.reject(self.now_s)
-        self.active = [job for job in self.active if not job.dropped]
+            speeds = [self.rules.speeds.get(self.kinds[node], 1.0) for node, _ in placement]
+            job.speed = min(speeds, default=1.0)
 
     def _next_decision_s(self) -> float:
         """Return the virtual time of the next decision in seconds."""
@@ -567,10 +553,6 @@ class _Simulation:
         for job in self.active:
             beside = len(job.placement) > 1 and any(used[node] > 1 for node, _ in job.placement)
             job.slow_down(self.rules.interference if beside else 0.0)
-
-    def _speed(self, job: Progress) -> float:
-        speeds = self.rules.speeds
-        return min((speeds.get(self.kinds[node], 1.0) for node, _ in job.placement), default=1.0)
 
     def _refuse_to_wait(self) -> None:
         """Raise a UsageError: it says how many active jobs wait for ever."""

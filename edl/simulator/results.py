@@ -106,23 +106,17 @@ class JobResult:
 
     def figures(self, history: bool = False) -> dict[str, Any]:
         """Return the job's results as a dictionary that can be written as JSON."""
-        shown: dict[str, Any] = {
-            "name": self.name,
-            "kind": self.kind,
-            "arrival_s": self.arrival_s,
-            "start_s": self.start_s,
-            "end_s": self.end_s,
-            "jct_s": self.jct_s,
-            "slot_s": self.slot_s,
-            "resizes": self.resizes,
-            "finish_time_fairness": self.finish_time_fairness,
-        }
+        shown: dict[str, Any] = {name: getattr(self, name) for name in _SHOWN}
         if self.dropped:
             shown["dropped"] = True
         if history:
             shown["history"] = [one.figures() for one in self.history]
             shown["batches"] = [one.figures() for one in self.batches]
         return shown
+
+
+_SHOWN: tuple[str, ...] = ("name", "kind", "arrival_s", "start_s", "end_s", "jct_s", "slot_s")
+_SHOWN += ("resizes", "finish_time_fairness")
 
 
 @dataclass(frozen=True)
@@ -181,8 +175,7 @@ _OF_ENDED: dict[str, Callable[[Result], float]] = {  # not defined if all jobs w
 }
 
 
-# ------------------------------------------------------------
-# Compute how a run used the slots over time: `spans` for a job, `levels` for all.
+# --- Compute how a run used the slots over time: `spans` for a job, `levels` for all.
 
 
 class SlotSpan(NamedTuple):
@@ -239,15 +232,10 @@ def levels(result: Result) -> list[Usage]:
     return found
 
 
-# ------------------------------------------------------------
-# Compute finish-time fairness, rho: a job's completion time divided by its time on its own share.
+# --- Compute finish-time fairness: completion time / time in isolation on 1/N of the slots.
 #
-#     rho = completion time / time in isolation on 1/N of the cluster's slots
-#
-# `with_isolated` adds the time in isolation to results; `JobResult.finish_time_fairness` is rho. A
-# rho up to 1 means that the job lost nothing by sharing the cluster; a larger one is worse. The
-# largest rho of all jobs is the one of the job that was treated worst. N is the mean number of jobs
-# in the cluster while the job is there, itself included. A job is there when it has arrived and has
+# Up to 1 the job lost nothing by sharing the cluster. N is the mean number of jobs in the cluster
+# while the job is there, itself included. A job is there when it has arrived and has
 # neither ended nor been rejected (Themis, Mahajan et al., NSDI 2020, section 3; N as in the
 # evaluation of Sia, SOSP 2023).
 #

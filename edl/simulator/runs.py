@@ -11,14 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from edl.cluster.policies.registry import OwnPolicy, with_run
+from edl.cluster.policies.registry import OwnPolicy, policy_named, with_run
 from edl.cluster.state import ClusterPolicy, Node
-from edl.simulator.costs import ErrorModelPolicy, ModelErrors
 from edl.simulator.engine import OnTime, Rules, simulate
-from edl.simulator.published.workloads.pollux_workload import pollux_jobs
-from edl.simulator.registry import registered_policy
 from edl.simulator.results import Result
 from edl.simulator.workload import SubmittedJob
 
@@ -27,38 +24,33 @@ from edl.simulator.workload import SubmittedJob
 class SimulatedRun:
     """The description of a simulation: the jobs, the cluster, the policy and the rules."""
 
-    # the name of the policy, as `registry` has it, or "module:Class" for one that a user has
-    # written
-    policy: str
+    policy: str  # the name of a policy of edl, or "module:Class" for one that a user has written
     rules: Rules  # the rules by which time moves
     nodes: int  # the number of nodes of the cluster
     slots: int  # the number of slots of each node
-    # the load of a published workload of Pollux, like "1.0"; for drawn jobs (JSA's and mixed ones)
-    # the rates of submission; empty: the jobs have neither
-    load: str = ""
-    # the number of a published workload of Pollux, 1 to 8; for drawn jobs their seed
-    workload: int = 0
-    # the jobs to simulate; empty: the workload of Pollux that `load` and `workload` name
     jobs: tuple[SubmittedJob, ...] = ()
     seed: int = 0  # the seed of the policy's random numbers; 0: the registered one
-    # the name of the built-in set of jobs, for the title; empty: the jobs are from a trace
-    built_in: str = ""
-    # the policy, if it is one that a user has written; None: a registered one
-    own: OwnPolicy | None = None
-    # the nodes of the cluster, if they are not all alike; empty: `nodes` nodes of `slots` slots
-    machines: tuple[Node, ...] = ()
-    # the errors with which the policy sees the jobs; None: it sees them as they are
-    wrong: ModelErrors | None = None
-    # pairs of a parameter of the policy and its value, where it is not as registered
-    parameters: tuple[tuple[str, float], ...] = ()
+    own: OwnPolicy | None = None  # the policy, if a user has written it
 
     @property
     def title(self) -> str:
-        """The policy and the jobs in a few words, for messages, like "tiresias, pollux 1.0, 3"."""
-        jobs = self.built_in or "the trace"
-        if self.load:
-            jobs += f" {self.load}, {self.workload}"
-        return f"{self.policy}, {jobs}"
+        """The policy and the jobs in a few words, for messages."""
+        return f"{self.policy}, the trace"
+
+    def submissions(self) -> Sequence[SubmittedJob]:
+        """Return the jobs."""
+        return self.jobs
+
+    def cluster(self) -> Sequence[Node]:
+        """Return the nodes."""
+        return equal_nodes(self.nodes, self.slots)
+
+    def rule(self) -> ClusterPolicy:
+        """Return the policy, with its seed and the cost of a resize."""
+        if self.own is None:
+            return policy_named(self.policy, self.seed, self.rules.resize.resize_s)
+        own = with_run(self.own.rule, self.seed, self.rules.resize.resize_s)
+        return replace(self.own, rule=own)
 
 
 class RunOutcome(NamedTuple):
@@ -72,23 +64,8 @@ class RunOutcome(NamedTuple):
 def do(run: SimulatedRun, on_time: OnTime | None = None) -> RunOutcome:
     """Compute the simulation that `run` describes, in this process, and return its outcome."""
     began_s = time.perf_counter()
-    jobs = run.jobs or pollux_jobs(run.load, run.workload)
-    nodes = run.machines or equal_nodes(run.nodes, run.slots)
-    result = simulate(jobs, nodes, _policy_of(run), run.rules, on_time)
+    result = simulate(run.submissions(), run.cluster(), run.rule(), run.rules, on_time)
     return RunOutcome(run, result, time.perf_counter() - began_s)
-
-
-def _policy_of(run: SimulatedRun) -> ClusterPolicy:
-    """Return the policy of a simulation, with the seed, the costs and the speeds of its rules."""
-    rules = run.rules
-    rule = run.own.rule if run.own is not None else registered_policy(run.policy)
-    speeds = ",".join(f"{kind}={speed:g}" for kind, speed in rules.speeds.items())
-    found: Any = with_run(rule, run.seed, rules.resize.resize_s, speeds)
-    if run.parameters:
-        found = replace(found, **dict(run.parameters))
-    if run.own is not None:
-        found = replace(run.own, rule=found)
-    return found if run.wrong is None else ErrorModelPolicy(found, run.wrong)
 
 
 def equal_nodes(count: int, slots: int) -> list[Node]:

@@ -1,33 +1,36 @@
-"""Make synthetic traces on which cluster policies differ: rigid jobs, bursts, two kinds of nodes.
+"""Define the jobs of a simulation, and read them from a CSV file: :func:`read_trace`.
 
-Each function returns the jobs of one trace; those that draw at random draw by seed. All durations
-follow Amdahl's law (:mod:`edl.simulator.workload`). The cluster has 16 nodes of 4 slots; policies
-decide each 60 s, and a change of slots costs 30 s, as on Pollux' workloads.
+:class:`SubmittedJob` is a job, :class:`JobWork` the interface of its work, which the simulator
+knows and a policy does not. A job of a file has a known duration (:class:`TimedWork`). Such a file
+has one job a row, with columns by name, in any order; an empty cell counts as a missing column:
+
+==================  ============================================================================
+name                the name of the job; no two jobs have the same
+time_s              the time of submission, in seconds, 0 or more
+slots               the number of slots that its user requests
+min_slots           the fewest slots that an elastic policy may give; default: slots
+max_slots           the most slots that an elastic policy may give; default: slots
+duration_s          the seconds that the job takes with ``slots``
+parallel_fraction   the fraction of its work that more slots share (Amdahl), 0 to 1; default: 1
+weight              the weight in policies that share slots by weight, above 0; default: 1
+==================  ============================================================================
 """
 
 from __future__ import annotations
 
+import csv
 import math
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import cycle
+from pathlib import Path
 from typing import Protocol
 
-from edl.cluster.state import EXACT, Node, StepTimeError, TrainingModel
+from edl.cluster.state import EXACT, StepTimeError, TrainingModel
 from edl.errors import UsageError
 from edl.policy.step_time import StepTimeSample
-from edl.simulator.costs import constant
 
-# ------------------------------------------------------------
-# Define the true work of a job, which the simulator knows and a policy does not.
-#
-# `SubmittedJob` is a job, and `JobWork` the interface of its work.
-
-
+# A step that a job has made, and the noise scale of its gradients in samples; None: not known.
 Observation = tuple[StepTimeSample, float | None]
-
-"""A step that a job has made, and the noise scale of its gradients in samples; None: not known."""
 
 
 class JobWork(Protocol):
@@ -72,70 +75,6 @@ class SubmittedJob:
     local_batches: tuple[int, int] | None = None
     kind: str = ""  # the kind of job (like the name of its application), for tables; may be empty
     weight: float = 1.0  # its weight in policies that share slots by weight; above 0
-
-
-# ------------------------------------------------------------
-# Draw at random when jobs are submitted: a Poisson process whose rate may change with time.
-#
-# `times` draws the times; `shape` returns the rates that a name stands for.
-
-
-MINUTE_S = 60.0
-
-HOUR_S = 3600.0
-
-Pieces = Sequence[tuple[float, float]]
-
-"""Seconds, and arrivals a second meanwhile; they come one after the other, over and over."""
-
-LOW, HIGH = 0.2 / MINUTE_S, 1.0 / MINUTE_S
-
-SHAPES: dict[str, Pieces] = {
-    "low": [(HOUR_S, LOW)],
-    "high": [(HOUR_S, HIGH)],
-    "mixed": [(HOUR_S, LOW), (HOUR_S, HIGH)],
-    "bursts": [(10 * MINUTE_S, 3.0 / MINUTE_S), (50 * MINUTE_S, 0.1 / MINUTE_S)],
-}
-
-"""JSA's rates of arrival; that "mixed" changes each hour is theirs, the rates themselves are not
-known. Jobs of 45 minutes on one slot each keep 9 of 40 slots busy at 0.2 a minute, and ask for 45
-at 1 a minute."""
-
-
-def times(pieces: Pieces, until_s: float, chance: random.Random) -> Iterator[float]:
-    """Yield the times at which jobs are submitted, in seconds from 0, before `until_s`."""
-    begun_s, owed = 0.0, chance.expovariate(1.0)
-    for seconds, per_s in cycle(pieces):
-        at_s, end_s = begun_s, min(begun_s + seconds, until_s)
-        while owed < (end_s - at_s) * per_s:
-            at_s += owed / per_s
-            yield at_s
-            owed = chance.expovariate(1.0)
-        owed -= (end_s - at_s) * per_s
-        begun_s += seconds
-        if begun_s >= until_s:
-            return
-
-
-def shape(text: str) -> Pieces:
-    """Return the rates of submission that `text` names, for `times`."""
-    if text in SHAPES:
-        return SHAPES[text]
-    try:
-        per_minute = float(text)
-    except ValueError:
-        per_minute = 0.0
-    if not 0 < per_minute <= 1000:
-        raise UsageError(
-            f"there are no arrivals {text!r}; use {', '.join(SHAPES)}, or a number of jobs a minute"
-        )
-    return [(HOUR_S, per_minute / MINUTE_S)]
-
-
-# ------------------------------------------------------------
-# Define jobs of a known duration, whose speed with other slots follows Amdahl's law.
-#
-# `TimedWork` is the work of such a job.
 
 
 @dataclass(frozen=True)
@@ -203,95 +142,106 @@ class TimedModel:
         return self.left
 
 
-NODES, SLOTS = 16, 4
-
-INTERVAL_S = 60.0
-
-RESIZE = constant(30.0)
-
-SPEEDS = {"fast": 4.0, "slow": 1.0}
-
-POWERS = (1, 2, 4, 8, 16, 32, 64)
+REQUIRED = ("name", "time_s", "slots", "duration_s")
+COLUMNS = (*REQUIRED, "min_slots", "max_slots", "parallel_fraction", "weight")
+Cells = Mapping[str | None, str | list[str] | None]  # None: the cells beyond the last column
 
 
-def wide_job_first() -> list[SubmittedJob]:
-    """Return a job of all 64 slots for 6 h, and 1,423 jobs of 1 slot for 5 min behind it."""
-    chance = random.Random("wide")
-    times = sorted(chance.uniform(0.0, 1423 * 30.0) for _ in range(1423))
-    wide = _rigid("wide", 0.0, 6 * HOUR_S, NODES * SLOTS)
-    return [wide, *(_rigid(f"small-{at}", at_s, 300.0, 1) for at, at_s in enumerate(times))]
+def read_trace(path: Path, cluster_slots: int) -> list[SubmittedJob]:
+    """Return the jobs of the CSV file at `path`, in the order of its rows."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return parse_trace(file, str(path), cluster_slots)
+    except OSError as error:
+        raise UsageError(f"the trace {path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"the trace {path} is no CSV file: {error}") from None
 
 
-def rigid_jobs(seed: int, count: int = 350, load: float = 0.9) -> list[SubmittedJob]:
-    """Return rigid jobs of 1 to 64 slots whose durations are lognormal, as on shared clusters."""
-    chance = random.Random(f"rigid {seed}")
-    sizes = chance.choices(POWERS, [1 / size for size in POWERS], k=count)
-    durations = [chance.lognormvariate(math.log(600.0), 2.0) for _ in range(count)]
-    work = sum(size * duration for size, duration in zip(sizes, durations, strict=True))
-    span_s = work / (load * NODES * SLOTS)
-    times = sorted(chance.uniform(0.0, span_s) for _ in range(count))
-    return [
-        _rigid(f"rigid-{at}", *of)
-        for at, of in enumerate(zip(times, durations, sizes, strict=True))
-    ]
+def parse_trace(lines: Iterable[str], where: str, cluster_slots: int) -> list[SubmittedJob]:
+    """Return the jobs of the lines of a CSV file, in the order of its rows."""
+    reader = csv.DictReader(lines)
+    header = reader.fieldnames or ()
+    columns = f"columns are {', '.join(COLUMNS)}"
+    for column in REQUIRED:
+        if column not in header:
+            raise UsageError(f"{where}, line 1: there is no column {column}; {columns}")
+    for column in header:
+        if column not in COLUMNS:
+            raise UsageError(f"{where}, line 1: there is no use for column {column!r}; {columns}")
+    jobs: list[SubmittedJob] = []
+    first: dict[str, int] = {}
+    for row in reader:
+        line = reader.line_num
+        try:
+            job = _job(row, cluster_slots)
+            if job.name in first:
+                raise UsageError(
+                    f"job {job.name} is on line {first[job.name]}, too; names must differ"
+                )
+        except UsageError as error:
+            raise UsageError(f"{where}, line {line}: {error}") from None
+        first[job.name] = line
+        jobs.append(job)
+    if not jobs:
+        raise UsageError(f"{where} has no jobs: a line with the columns' names, then one a job")
+    return jobs
 
 
-def bursts(seed: int) -> list[SubmittedJob]:
-    """Return 24 long elastic jobs, and three bursts of 120 short ones."""
-    chance = random.Random(f"bursts {seed}")
-    jobs = [
-        _elastic(
-            f"long-{at}",
-            chance.uniform(0.0, HOUR_S),
-            chance.uniform(2 * HOUR_S, 6 * HOUR_S),
-            4,
-            16,
+def _job(cells: Cells, cluster_slots: int) -> SubmittedJob:
+    """Return the job of one row."""
+    if None in cells:
+        raise UsageError("it has more cells than there are columns")
+    name = _text(cells, "name")
+    if not name:
+        raise UsageError("the job has no name")
+    arrival_s = _number(cells, "time_s")
+    slots = _whole(cells, "slots")
+    if slots > cluster_slots:
+        raise UsageError(
+            f"job {name} requests {slots} slots, and the cluster has {cluster_slots}; give it "
+            "fewer, or the cluster more with --nodes"
         )
-        for at in range(24)
-    ]
-    for burst, begin_s in enumerate((HOUR_S, 3 * HOUR_S, 5 * HOUR_S)):
-        jobs += [
-            _elastic(
-                f"short-{burst}-{at}",
-                begin_s + chance.uniform(0.0, 600.0),
-                chance.uniform(120.0, 480.0),
-                chance.choice((1, 2, 4)),
-                4,
-            )
-            for at in range(120)
-        ]
-    return sorted(jobs, key=lambda job: job.arrival_s)
-
-
-def elastic_jobs(seed: int, count: int = 237, load: float = 0.8) -> list[SubmittedJob]:
-    """Return elastic jobs whose durations are lognormal, for nodes of two kinds."""
-    chance = random.Random(f"elastic {seed}")
-    sizes = [chance.choice((1, 2, 4, 8)) for _ in range(count)]
-    durations = [chance.lognormvariate(math.log(3000.0), 1.0) for _ in range(count)]
-    work = sum(size * duration for size, duration in zip(sizes, durations, strict=True))
-    slots = NODES * SLOTS * sum(SPEEDS.values()) / len(SPEEDS)
-    times = sorted(chance.uniform(0.0, work / (load * slots)) for _ in range(count))
-    return [
-        _elastic(f"elastic-{at}", arrival_s, duration_s, size, 16)
-        for at, (arrival_s, duration_s, size) in enumerate(
-            zip(times, durations, sizes, strict=True)
+    weight = _number(cells, "weight", 1.0)
+    if weight == 0:
+        raise UsageError("weight is 0; it must be more")
+    duration_s = _number(cells, "duration_s")
+    if duration_s == 0:
+        raise UsageError("duration_s is 0; a job takes some time")
+    fraction = _number(cells, "parallel_fraction", 1.0)
+    if fraction > 1:
+        raise UsageError(f"parallel_fraction is {fraction:g}; it must be 0 to 1")
+    least, most = _whole(cells, "min_slots", slots), _whole(cells, "max_slots", slots)
+    if not least <= slots <= most:
+        raise UsageError(
+            f"slots is {slots}; it must lie between min_slots, {least}, and max_slots, {most}"
         )
-    ]
+    work = TimedWork(duration_s, slots, fraction)
+    return SubmittedJob(name, arrival_s, work, slots, least, most, weight=weight)
 
 
-def two_kinds(order: str) -> list[Node]:
-    """Return the nodes of a cluster, half of them of each kind of `SPEEDS`."""
-    kinds = {
-        "fast": ["fast"] * (NODES // 2) + ["slow"] * (NODES // 2),
-        "slow": ["slow"] * (NODES // 2) + ["fast"] * (NODES // 2),
-        "mixed": ["fast", "slow"] * (NODES // 2),
-    }[order]
-    return [Node(f"n{at}", SLOTS, kind) for at, kind in enumerate(kinds)]
+def _text(cells: Cells, column: str) -> str:
+    cell = cells.get(column)
+    return cell.strip() if isinstance(cell, str) else ""
 
 
-def _rigid(name: str, arrival_s: float, duration_s: float, slots: int) -> SubmittedJob:
-    return SubmittedJob(name, arrival_s, TimedWork(duration_s, slots), slots, slots, slots)
+def _number(cells: Cells, column: str, default: float | None = None) -> float:
+    """Return the number, 0 or more, in a column."""
+    text = _text(cells, column)
+    if not text and default is not None:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        raise UsageError(f"{column} is {text!r}; write a number") from None
+    if not 0 <= number < math.inf:
+        raise UsageError(f"{column} is {text}; it must be 0 or more")
+    return number
 
 
-def _elastic(name: str, arrival_s: float, duration_s: float, slots: int, most: int) -> SubmittedJob:
-    return SubmittedJob(name, arrival_s, TimedWork(duration_s, slots, 0.95), slots, 1, most)
+def _whole(cells: Cells, column: str, default: int | None = None) -> int:
+    """Return the whole number, 1 or more, in a column."""
+    number = _number(cells, column, default)
+    if number != int(number) or number < 1:
+        raise UsageError(f"{column} is {number:g}; write a whole number, 1 or more")
+    return int(number)

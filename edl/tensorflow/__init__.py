@@ -41,23 +41,15 @@ from edl.binding.process import (
     shutdown,
     size,
 )
-from edl.tensorflow import diagnose, elastic, horovod_names
+from edl.tensorflow import elastic, horovod_names
 from edl.tensorflow.api import gather, init, mean, step, sum, track
 from edl.tensorflow.dataset import Dataset
 from edl.tensorflow.fit import KerasCallback
 from edl.tensorflow.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.tensorflow.horovod_names import DistributedGradientTape
 from edl.tensorflow.lr_schedules import LRSchedule
-from edl.tensorflow.lr_tuner import LRTuner
 from edl.tensorflow.optimizer import Optimizer
 from edl.tensorflow.replica import load_weights
-from edl.tensorflow.session import (
-    Session,
-    SessionHook,
-    elastic_shard_generator,
-    next_batch,
-    notify_batch_end,
-)
 
 __all__ = [
     "Dataset",
@@ -101,5 +93,26 @@ __all__ = [
 ]
 __all__ += ["elastic", *(name for name in horovod_names.__all__ if name not in __all__)]
 
-if not TYPE_CHECKING:  # else every name would be one of this module's
-    __getattr__ = absent(__name__)
+if TYPE_CHECKING:
+    from edl.contrib import tensorflow_balance as diagnose
+    from edl.contrib.tensorflow_lr_tuner import LRTuner
+    from edl.contrib.tensorflow_session import (
+        Session,
+        SessionHook,
+        elastic_shard_generator,
+        next_batch,
+        notify_batch_end,
+    )
+else:  # for a type checker, every name would be one of this module's
+    __getattr__ = absent(
+        __name__,
+        {
+            "LRTuner": "edl.contrib.tensorflow_lr_tuner:LRTuner",
+            "diagnose": "edl.contrib.tensorflow_balance",
+            "Session": "edl.contrib.tensorflow_session:Session",
+            "SessionHook": "edl.contrib.tensorflow_session:SessionHook",
+            "elastic_shard_generator": "edl.contrib.tensorflow_session:elastic_shard_generator",
+            "next_batch": "edl.contrib.tensorflow_session:next_batch",
+            "notify_batch_end": "edl.contrib.tensorflow_session:notify_batch_end",
+        },
+    )

@@ -64,7 +64,7 @@ from edl.tensorflow.keras_callbacks import (
     watch_lists,
     with_progress,
 )
-from edl.tensorflow.lr_tuner import check_callbacks
+from edl.tensorflow.lr_schedules import refuse_beside_policy, sets_rate
 from edl.tensorflow.optimizer import is_elastic
 from edl.tensorflow.training import PassedOver, build_model, history_among, refuse_stateful
 from edl.text import counted
@@ -260,7 +260,11 @@ class KerasCallback(keras.callbacks.Callback):
             if len(done) > len(now.fits.done):  # the job has done this fit: skip it
                 passed = PassedOver(now.fits, done, history, lambda: _build_all(now, model))
                 return [passed, *([] if history is None else [history])]
-        check_callbacks(now.tuner, others)
+        policy = worker.follows()
+        if now.tuner is not None:
+            now.tuner.check_callbacks(others)
+        elif policy is not None and policy.learning_rate is not None:
+            refuse_beside_policy([each for each in others if sets_rate(each)])
         if worker.logical:
             refuse_steered(others)
         others = with_progress(others)

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.random.seed_generator import SeedGenerator, global_seed_generator
 from tensorflow.python.eager import context
-from tensorflow.python.framework import random_seed
+from tensorflow.python.framework import op_def_registry, random_seed
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from edl.binding.api import of_onednn
@@ -50,7 +50,6 @@ from edl.step.source import derived_seed
 from edl.step.weighting import Weights
 from edl.tensorflow.collectives import allreduce_of
 from edl.tensorflow.lr_schedules import with_inner
-from edl.tensorflow.probe import drawing_kinds, kinds_of
 from edl.tensorflow.replica import Seeder, is_seed, seed_state, set_global_seed
 from edl.tensorflow.source import Load
 from edl.tensorflow.variables import CREATED, Array, plain
@@ -628,3 +627,24 @@ def _instructions() -> str:
         for one in tf.config.list_physical_devices("GPU")[:1]
     ]
     return ", ".join([of_onednn(environment()), *gpus])
+
+
+def kinds_of(definition: Any) -> list[str]:
+    """Return the kinds of all operations in a graph, a `GraphDef`, and in its functions."""
+    functions = definition.library.function
+    nodes = [*definition.node, *(node for each in functions for node in each.node_def)]
+    return sorted({node.op for node in nodes})
+
+
+def drawing_kinds(definition: Any) -> list[str]:
+    """Return the kinds of random operations in a graph whose state cannot be set from outside."""
+    found = []
+    for kind in kinds_of(definition):
+        known = op_def_registry.get(kind)
+        if (known is not None and known.is_stateful and _has_seed(known)) or kind.startswith("Rng"):
+            found.append(kind)
+    return found
+
+
+def _has_seed(definition: Any) -> bool:
+    return any(each.name == "seed2" for each in definition.attr)

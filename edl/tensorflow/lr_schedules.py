@@ -155,6 +155,14 @@ def follow_policy(optimizer: Any, several: bool) -> None:
     one.learning_rate = LRSchedule(schedule, table.scaling)
 
 
+# Callbacks of Keras and Horovod, and of edl's own for scripts of Horovod's.
+_SETS_RATE = {"LearningRateScheduler", "LearningRateScheduleCallback", "ReduceLROnPlateau"}
+
+
+def sets_rate(callback: Any) -> bool:
+    return bool(_SETS_RATE & {kind.__name__ for kind in type(callback).__mro__})
+
+
 def refuse_beside_policy(others: Sequence[Any]) -> None:
     """Refuse schedules or callbacks of the script, if any: the job's policy sets the rate."""
     if others:

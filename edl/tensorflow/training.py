@@ -28,7 +28,6 @@ from edl.binding.loop import (
     refuse_logical,
     stream_of,
 )
-from edl.binding.lr_tuner import refuse_several
 from edl.binding.replica import few
 from edl.data.dataset import Dataset
 from edl.data.stream import StatefulStream
@@ -504,7 +503,9 @@ class Training:
         self.worker.check_trains()
         refuse_logical(self.worker, "a script with several edl.Optimizers trains")
         if self.tuner is not None:
-            refuse_several()
+            raise UsageError(
+                "edl.LRTuner: this script has several optimizers; it tunes the only one"
+            )
         if isinstance(optimizer, tf.compat.v1.train.Optimizer):
             raise UsageError(
                 "this script has two edl.Optimizers, which a graph of TensorFlow 1 cannot have; "

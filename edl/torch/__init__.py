@@ -43,7 +43,7 @@ from edl.binding.process import (
     size,
     step,
 )
-from edl.torch import diagnose, elastic, horovod_names
+from edl.torch import elastic, horovod_names
 from edl.torch.api import (
     gather,
     gather_each,
@@ -57,7 +57,6 @@ from edl.torch.api import (
 from edl.torch.horovod_names import *  # noqa: F403 - for scripts written for Horovod
 from edl.torch.loader import DataLoader
 from edl.torch.lr_schedules import LRSchedule, in_samples
-from edl.torch.lr_tuner import LRTuner
 from edl.torch.optimizer import Optimizer
 from edl.torch.replica import load_weights
 
@@ -101,5 +100,14 @@ __all__ = [
 ]
 __all__ += ["elastic", *horovod_names.__all__]
 
-if not TYPE_CHECKING:  # else every name would be one of this module's
-    __getattr__ = absent(__name__)
+if TYPE_CHECKING:
+    from edl.contrib import torch_balance as diagnose
+    from edl.contrib.torch_lr_tuner import LRTuner
+else:  # for a type checker, every name would be one of this module's
+    __getattr__ = absent(
+        __name__,
+        {
+            "LRTuner": "edl.contrib.torch_lr_tuner:LRTuner",
+            "diagnose": "edl.contrib.torch_balance",
+        },
+    )

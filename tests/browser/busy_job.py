@@ -21,7 +21,7 @@ from shown_job import CREATED, ShownStore, event, generation, snapshot, switch, 
 from edl.api.listening import ListenAddress
 from edl.dashboard import answers, job_watcher, server
 from edl.dashboard.job_watcher import JobWatcher
-from edl.dashboard.view.timeline import MOST_BANDS
+from edl.dashboard.view.timeline import MAX_BANDS
 from edl.events import Event, WorkerFailedDetails
 from edl.job.snapshot import Snapshot
 from edl.learning import LearningSample
@@ -46,13 +46,13 @@ class BusyStore(ShownStore):
     def __init__(self) -> None:
         super().__init__()
         self.rings = 0
-        for _ in range(MOST_BANDS):
+        for _ in range(MAX_BANDS):
             self.lose()
 
     @property
     def late_s(self) -> float:
         """The time since the job was created, in seconds."""
-        return 10.0 * MOST_BANDS + self.reads
+        return 10.0 * MAX_BANDS + self.reads
 
     def lose(self) -> None:
         """Add a lost worker to the log; older events than ZooKeeper keeps are gone."""

@@ -133,11 +133,6 @@ def test_the_page_follows_jobs_that_come_wait_and_go(shown: Opened, lab: Lab) ->
     expect(row(shown, "second")).to_contain_text("place 1 of 1 in the queue")
     expect(page.locator(".gantt .box title", has_text="first").first).to_contain_text("of a")
 
-    page.get_by_role("textbox", name="workers", exact=True).fill("2")
-    page.get_by_role("button", name="Ask", exact=True).click()
-    expect(page.locator(".forecast")).to_contain_text("It would get 1 slot (a: 1)")
-    expect(page.locator(".forecast .changes")).to_have_text("first: 4 → 3")
-
     page.get_by_role("searchbox", name="Filter jobs by words").fill("no such words")
     expect(page.get_by_text("No job matches.")).to_be_visible()
     page.get_by_role("searchbox", name="Filter jobs by words").fill("")
@@ -196,10 +191,6 @@ def test_it_fits_can_be_used_by_keyboard_and_is_accessible(
             focus(one, "waits")
             page.keyboard.press("Enter")
             expect(page.locator(".opened")).to_contain_text("It was never started")
-            page.get_by_role("textbox", name="workers", exact=True).focus()
-            page.keyboard.type("1")
-            page.keyboard.press("Enter")
-            expect(page.locator(".forecast")).to_contain_text("It would")
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert one.violations() == [], (width, mode)
             ground = page.evaluate("getComputedStyle(document.body).backgroundColor")

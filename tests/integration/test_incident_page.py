@@ -50,12 +50,12 @@ def says(shown: Shown, **words: str | tuple[str, ...]) -> None:
 @pytest.mark.long  # `unit/test_incidents.py` has the sentences, from events with values
 def test_the_page_tells_of_six_incidents_once_each(job: SpoiledJob) -> None:
     slow = job.slow_worker()
-    says(slow, what=("All workers wait for worker", "on host b", "times as long as the others"))
-    says(slow, why="Something else runs on host b", advice=("`top`", "`edl drain j "))
+    says(slow, what=("All workers waited for worker", "on host b", "times as long as the others"))
+    says(slow, why="Something else ran on host b", advice=("`top`", "`edl drain j "))
 
     away, back = job.zookeeper_outage()
     says(away, what=("ZooKeeper has not answered this page for", "no worker can join or leave"))
-    says(away, why=f"No server runs at {job.server.hosts}", advice="`edl zookeeper status`")
+    says(away, why=f"No server ran at {job.server.hosts}", advice="`edl zookeeper status`")
     says(away, since=("of 2 workers", "after the last that ZooKeeper knows"))
     says(back, what="ZooKeeper did not answer for", why="No server ran at", advice="the log of")
     says(back, since=("Training went on meanwhile, from step", "ZooKeeper answered again."))
@@ -64,16 +64,16 @@ def test_the_page_tells_of_six_incidents_once_each(job: SpoiledJob) -> None:
     full, free = job.full_disk()
     says(
         full,
-        what=(f"The disk at {job.disk} of hosts a and b is full",),
+        what=(f"The disk at {job.disk} on host ", " ran out of space; "),
         why="No space left on device",
     )
-    says(full, advice=(f"`df -h {job.disk}`", "edl tries the next checkpoint by itself"))
+    says(full, advice=(f"`df -h {job.disk}`", "Checkpoints and logs then go on by themselves"))
     says(free, since="The checkpoint of step")
 
     killed = job.killed_worker()
     says(killed, what="was killed by signal 9 (SIGKILL), after step", why="from outside of edl")
     says(killed, advice=("`dmesg -T | grep -i oom`", "`edl logs j "))
-    says(killed, since=("went on from step", "led the job", "took over", "joined"))
+    says(killed, since=("went on from step", "joined"))
 
     frozen, woken = job.frozen_host()
     says(frozen, what=("on host b", "after step"), why="all of host b was stopped")

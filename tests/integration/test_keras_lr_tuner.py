@@ -19,11 +19,11 @@ import json
 import numpy as np
 import tensorflow as tf
 import edl.tensorflow as edl
-from edl.policy import lr_tuner as policy
-from edl.policy.lr_tuner import points
-from edl.binding import lr_tuner as shared
-from edl.tensorflow import probe as probes
-from edl.tensorflow.probe import Probe, TracedLoss
+from edl.contrib import lr_rules as policy
+from edl.contrib.lr_rules import points
+from edl.contrib import lr_tuner as shared
+from edl.contrib import tensorflow_lr_tuner as probes
+from edl.contrib.tensorflow_lr_tuner import Probe, TracedLoss
 """
 SETUP = """
 keras = tf.keras

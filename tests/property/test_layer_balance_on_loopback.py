@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scenarios import SEEDS, Change
 
 from edl.binding.loop import BatchSteps
-from edl.diagnose import LayerBalance
+from edl.contrib.layer_balance import LayerBalance
 from edl.job.state_share import WHOLE_STATE, StateShare
 from edl.records import JobState
 from edl.step.engine import Batch

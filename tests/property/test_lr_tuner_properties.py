@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.policy.lr_tuner import MeasuredUpdate, TunerState, Tuning, fitted, points
+from edl.contrib.lr_rules import MeasuredUpdate, TunerState, Tuning, fitted, points
 
 TOTAL, BATCH = 60_000, 10
 LOSSES = st.floats(allow_nan=True, allow_infinity=True)

@@ -15,12 +15,12 @@ from clusters import Steps, decide, just_submitted, nodes, result, sizes, submit
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.published.pollux_policy import Pollux
+from benchmarks.published.registry import POLICIES
 from edl.cluster.policies.edl import EdlPolicy, curve, fair_wait_s
 from edl.cluster.policies.simple import MaxMin
 from edl.cluster.state import Allocation, ClusterJob, ClusterPolicy, QueuePolicy, slot_count
 from edl.simulator.costs import Failures
-from edl.simulator.published.policies.pollux_policy import Pollux
-from edl.simulator.registry import POLICIES, registered_policy
 from edl.simulator.results import Result
 from edl.simulator.workload import SubmittedJob
 
@@ -30,7 +30,7 @@ EVERY = pytest.mark.parametrize("name", POLICIES)
 
 def rule(name: str) -> ClusterPolicy:
     """Return the policy ``name``, with less of a search if it searches."""
-    found = registered_policy(name)
+    found = POLICIES[name][0]
     return replace(found, population=10, generations=4) if isinstance(found, Pollux) else found
 
 
@@ -121,7 +121,7 @@ def test_time_never_goes_back(cluster, interval_s, seed, clock) -> None:
     jobs = [replace(job, arrival_s=job.arrival_s + clock) for job in jobs]
     failures = Failures(300.0, 60.0, seed)
     done = result(
-        registered_policy("max_min"),
+        POLICIES["max_min"][0],
         jobs,
         nodes(*machines),
         interval_s=interval_s,
@@ -136,7 +136,7 @@ def test_time_never_goes_back(cluster, interval_s, seed, clock) -> None:
 @given(clusters())
 def test_fifo_starts_jobs_in_the_order_of_submission(cluster) -> None:
     machines, jobs = cluster
-    done = result(registered_policy("fifo"), jobs, nodes(*machines))
+    done = result(POLICIES["fifo"][0], jobs, nodes(*machines))
     starts = [job.start_s for job in sorted(done.jobs, key=lambda job: job.arrival_s)]
     assert starts == sorted(starts)
 
@@ -145,7 +145,7 @@ def test_fifo_starts_jobs_in_the_order_of_submission(cluster) -> None:
 @given(clusters(), st.sampled_from([0.0, 0.3, 30.0]), st.booleans())
 def test_looking_at_those_that_start_or_end_is_enough(name, cluster, cost_s, drop) -> None:
     machines, jobs = cluster
-    asked = registered_policy(name)
+    asked = POLICIES[name][0]
     assert isinstance(asked, QueuePolicy)
     fast = result(asked, jobs, nodes(*machines), cost_s, drop=drop)
     # Behind a function it is any policy: the engine visits every job at every event.

@@ -33,11 +33,12 @@ from several_optimizers import (
 )
 
 from edl.binding.loop import BatchSteps
+from edl.contrib import torch_lr_tuner as lr_tuner
 from edl.records import JobState
 from edl.ring.ring import Ring
 from edl.testing.counting import Counted, CountingBatchSource, CountingModel, Vector, source_of
 from edl.testing.loopback import LoopbackWorker
-from edl.torch import gradients, lr_schedules, lr_tuner
+from edl.torch import gradients, lr_schedules
 from edl.torch.gradients import LastStep
 from edl.torch.optimizer import listen
 from edl.torch.reduction import GradientReduction, Optimizers
@@ -419,8 +420,8 @@ def in_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         clock.now += 1e-3
         return float(clock.now)
 
-    monkeypatch.setattr("edl.binding.lr_tuner.now_s", now_s)
-    monkeypatch.setattr("edl.policy.lr_tuner.SETTLE", 2)  # these jobs are short
+    monkeypatch.setattr("edl.contrib.lr_tuner.now_s", now_s)
+    monkeypatch.setattr("edl.contrib.lr_rules.SETTLE", 2)  # these jobs are short
     yield
     WORKERS.clear()
 

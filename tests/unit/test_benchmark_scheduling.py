@@ -10,6 +10,7 @@ import pytest
 from clusters import submitted
 
 from benchmarks.page import fill
+from benchmarks.published.runs import PublishedRun
 from benchmarks.scheduling import __main__ as command
 from benchmarks.scheduling import jsa, published, resizing, rivals, scope, synthetic
 from benchmarks.scheduling.jobs import on_pollux, on_virtualflow
@@ -18,7 +19,7 @@ from benchmarks.scheduling.scope import FULL, QUICK
 from benchmarks.scheduling.store import collected, key
 from benchmarks.scheduling.summary import Summary, summary
 from edl.simulator.results import JobResult, Result
-from edl.simulator.runs import RunOutcome, SimulatedRun
+from edl.simulator.runs import RunOutcome
 
 ROOT = Path(__file__).parents[2]
 EMPTY = Summary(100, 0, {}, 0.0, 1.0, 0, 0.0)
@@ -34,7 +35,7 @@ def test_jobs_count_that_ended_within_eight_hours() -> None:
         JobResult(name, "", 0.0, 0.0, end_s, 1.0, dropped=dropped)
         for name, end_s, dropped in (("a", 600.0, False), ("b", 30000.0, False), ("c", 60.0, True))
     ]
-    run = SimulatedRun("fifo", on_virtualflow("fifo").rules, 1, 8, jobs=tuple(jobs))
+    run = PublishedRun("fifo", on_virtualflow("fifo").rules, 1, 8, jobs=tuple(jobs))
     # a and b took 600 and 30,000 s; b ended after 28,800 s, c was turned away.
     found = summary(RunOutcome(run, Result(tuple(done), 9), 1.5))
     assert (found.offered, found.completed, found.mean_jct_s) == (3, 1, 15300.0)

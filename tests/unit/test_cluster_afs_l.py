@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from clusters import Steps, decide, job, nodes, sizes
 
-from edl.simulator.published.policies.afs_l import AfsL
+from benchmarks.published.afs_l import AfsL
 
 RULE = AfsL()
 # Alone on one slot a takes 100 s, b 200 s.

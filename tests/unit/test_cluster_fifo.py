@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from clusters import Steps, decide, job, nodes, sizes
 
+from benchmarks.published.srtf import Srtf, remaining_s
 from edl.cluster.policies.simple import Fifo
-from edl.simulator.published.policies.srtf import Srtf, remaining_s
 
 # 4 slots: a takes 2, b would need 3 of the 2 that are left, c and d need 1 each.
 JOBS = [job("a", 2), job("b", 3, arrival_s=40.0), job("c", 1), job("d", 1)]

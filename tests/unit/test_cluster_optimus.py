@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from clusters import Steps, decide, job, nodes, sizes
 
-from edl.simulator.published.policies.optimus import Optimus, gain_s
+from benchmarks.published.optimus import Optimus, gain_s
 
 RULE = Optimus()
 # With one slot more, a gains 100 steps of 0.4, 0.1, 0.02 s: 40, 10, 2 s.

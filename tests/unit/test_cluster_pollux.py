@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from clusters import decide, job, nodes, result, sizes, submitted
 
+from benchmarks.published.pollux_policy import Pollux
+from benchmarks.published.registry import POLICIES
+from edl.cluster.policies.registry import with_run
 from edl.cluster.state import ClusterJob
 from edl.policy.step_time import StepTimeSample
-from edl.simulator.published.policies.pollux_policy import Pollux
-from edl.simulator.registry import registered_policy
 
 RULE = Pollux(population=40, generations=40)
 
@@ -107,9 +108,8 @@ def test_without_nodes_all_wait() -> None:
 
 
 def test_a_seed_gives_one_answer() -> None:
-    assert registered_policy("pollux") == Pollux()
-    assert registered_policy("pollux", 3) == Pollux(seed=3)
-    assert registered_policy("fifo", 3) == registered_policy("fifo")
+    assert POLICIES["pollux"][0] == Pollux()
+    assert with_run(Pollux(), 3, 0.3) == Pollux(seed=3)
 
 
 @pytest.mark.parametrize("interval_s", [0.0, 60.0])

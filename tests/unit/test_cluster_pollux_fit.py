@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from benchmarks.published.pollux_fit import fit_parts
+from benchmarks.published.pollux_measurements import measured_applications
 from edl.policy.step_time import TINY, StepTime, StepTimeSample
-from edl.simulator.published.policies.pollux_fit import fit_parts
-from edl.simulator.published.workloads.pollux_measurements import measured_applications
 
 TRUE = StepTime(
     compute_s=0.1,

@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from edl.policy.step_time import TINY, StepTime
-from edl.simulator.published.policies.pollux_goodput import (
+from benchmarks.published.pollux_goodput import (
     BatchLimits,
     Shapes,
     _evaluated,
     choices,
     efficiency,
 )
+from edl.policy.step_time import TINY, StepTime
 
 # A step takes 1 s and 0.01 s for each sample of a slot; reducing costs nothing.
 MODEL = StepTime(compute_s=1.0, each_sample_s=0.01)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edl.simulator.published.policies.pollux_search import (
+from benchmarks.published.pollux_search import (
     Problem,
     SearchBudget,
     fronts,

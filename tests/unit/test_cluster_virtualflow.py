@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from clusters import decide, job, just_submitted, nodes, sizes
 
+from benchmarks.published.virtualflow_policy import VirtualFlow, weighted_shares
+from benchmarks.published.virtualflow_workload import virtualflow_jobs
 from edl.cluster.state import ClusterJob
-from edl.simulator.published.policies.virtualflow_policy import VirtualFlow, weighted_shares
-from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
 
 RULE = VirtualFlow()
 VIEWS = {one.name: just_submitted(one) for one in virtualflow_jobs()}

@@ -12,7 +12,7 @@ import pytest
 from http_calls import get, post
 from shown_job import NAME, SECRET, ShownStore
 
-from edl.dashboard.actions import MOST_ACTIONS, MOST_BYTES, ActionRunner, in_daemon_thread
+from edl.dashboard.actions import MAX_ACTIONS, MAX_BYTES, ActionRunner, in_daemon_thread
 from edl.dashboard.answers import HEADERS, SecureApplication, view_token
 from edl.dashboard.app import dashboard_app
 from edl.dashboard.job_watcher import JobWatcher
@@ -116,10 +116,10 @@ def test_what_is_impossible_is_a_sentence(
     assert said(post(app, SCALE, {"np": 0}, TOKEN, **tokens)) == (400, str(acted.error))
     acted.asked.clear()
     latin, deep = b'{"host": "caf\xe9"}', b'{"np": ' + b"[" * 5000
-    for body in (b"", b"[1]", b"{", b"\xff", latin, deep, b'{"np": ' + b"1" * MOST_BYTES + b"}"):
+    for body in (b"", b"[1]", b"{", b"\xff", latin, deep, b'{"np": ' + b"1" * MAX_BYTES + b"}"):
         assert said(post(app, SCALE, body, TOKEN, **tokens))[0] == 400
     assert acted.asked == []
-    runner._running = MOST_ACTIONS
+    runner._running = MAX_ACTIONS
     status, why = said(post(app, SCALE, {"np": 3}, TOKEN, **tokens))
     assert (status, "8 actions are under way" in why) == (400, True)
 

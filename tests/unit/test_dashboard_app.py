@@ -179,7 +179,7 @@ def test_zookeeper_goes_and_comes_back(watcher: JobWatcher, store: ShownStore) -
     assert shown["now_s"] - first["at_s"] == 2.0, "its age is counted from the present time"
     assert shown["read_s"] < shown["now_s"], "and not from the last reading"
     assert (first["kind"], first["until_s"], first["step"]) == ("zookeeper_away", None, 1000)
-    assert first["why"].startswith("Nothing answers at 127.0.0.1:2181: the machine is down")
+    assert first["why"].startswith("Nothing answered at 127.0.0.1:2181: the machine was down")
     assert (
         "2 of 3 workers say that step 1,007 is the newest complete one, 7 after the last"
         in first["since"]

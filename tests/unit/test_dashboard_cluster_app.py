@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,9 @@ from shown_job import ShownStore
 
 from edl.cluster.client.history_file import HistoryFile
 from edl.cluster.lifecycle import ClusterEventKind
-from edl.cluster.status import RequestForecast
 from edl.dashboard.answers import HEADERS, SecureApplication, view_token
-from edl.dashboard.cluster_app import cluster_app
-from edl.dashboard.cluster_watcher import MOST_PAGES, ClusterJobPages, ClusterWatcher
-from edl.dashboard.view.forecast_form import requested_manifest
+from edl.dashboard.app import cluster_app
+from edl.dashboard.cluster_watcher import MAX_PAGES, ClusterJobPages, ClusterWatcher
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
 pytestmark = pytest.mark.long  # Starlette takes 0.3 s to import
@@ -58,11 +56,6 @@ class Opened:
         self.open.remove(job)
 
 
-def forecast(values: Mapping[str, str]) -> RequestForecast:
-    asked = requested_manifest(values)
-    return RequestForecast({"a": asked.requested_np}, "it fits", (), 0, "")
-
-
 @pytest.fixture
 def opened() -> Opened:
     return Opened()
@@ -71,7 +64,7 @@ def opened() -> Opened:
 @pytest.fixture
 def app(watcher: ClusterWatcher, opened: Opened) -> Iterator[SecureApplication]:
     pages = ClusterJobPages(opened)
-    yield cluster_app(watcher, pages, forecast, TOKEN)
+    yield cluster_app(watcher, pages, TOKEN)
     pages.close()
     assert opened.open == []
 
@@ -89,7 +82,7 @@ def sections(app: SecureApplication) -> dict[str, Any]:
 
 PATHS = (
     *("/api/page", "/api/stream", "/api/jobs", "/api/jobs/run", "/api/chart", "/api/events"),
-    *("/api/what-if?np=1", "/jobs/run/api/page", "/jobs/run/api/stream", "/jobs/run/api/events"),
+    *("/jobs/run/api/page", "/jobs/run/api/stream", "/jobs/run/api/events"),
 )
 
 
@@ -215,20 +208,12 @@ def test_a_history_that_cannot_be_written_is_only_said(
     found: Any = store  # a directory of another user does the same
     one = ClusterWatcher(found, HistoryFile(blocked / "history.sqlite"))
     one.turn()
-    app = cluster_app(one, ClusterJobPages(opened), forecast, TOKEN)
+    app = cluster_app(one, ClusterJobPages(opened), TOKEN)
     assert (
         "cannot be kept: File exists; let this user write" in (sections(app)["history"]["problem"])
     )
     assert sections(app)["header"]["words"] == "2 of 4 slots in use"
     assert get(app, "/api/chart", TOKEN)[0] == 400
-
-
-def test_a_forecast_is_answered_or_refused_in_a_sentence(app: SecureApplication) -> None:
-    assert asked(app, "/api/what-if?np=3")["slots"] == {"a": 3}
-    status, _, body = get(app, "/api/what-if?np=many", TOKEN)
-    assert (status, json.loads(body)["message"]) == (400, "np is 'many'; write a whole number")
-    app.state.asked = 8
-    assert get(app, "/api/what-if?np=3", TOKEN)[0] == 503
 
 
 def test_the_page_of_a_job_is_opened_once(app: SecureApplication, opened: Opened) -> None:
@@ -249,7 +234,7 @@ def test_pages_of_jobs_are_closed_when_nobody_looks_and_for_others(opened: Opene
         for job in jobs:
             await pages.watcher(job)
 
-    names = [f"j{number}" for number in range(MOST_PAGES)]
+    names = [f"j{number}" for number in range(MAX_PAGES)]
     asyncio.run(look(*names))
     with pytest.raises(UsageError, match="shows 16 jobs at a time"):
         asyncio.run(look("more"))

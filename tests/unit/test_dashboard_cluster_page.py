@@ -11,24 +11,22 @@ from cluster_world import World
 from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, LifeState
 from edl.cluster.queues import QueueStatus, queue_statuses
 from edl.cluster.records import Goal, LeaseRecord, LeaseState, LeaseTable, QueueRecord
-from edl.cluster.status import ClusterJobStatus, ClusterStatus, HostStatus, request_forecast
+from edl.cluster.status import ClusterJobStatus, ClusterStatus, HostStatus
 from edl.dashboard.view.cluster_page import (
     ClusterObservation,
     away_cluster_in_words,
     cluster_header,
     cluster_sections,
-    shown_hosts,
+    host_views,
     tenant_uses,
 )
 from edl.dashboard.view.events import (
+    ClusterEventView,
     EventBuffer,
     EventChoice,
-    ShownClusterEvent,
-    shown_cluster_event,
+    cluster_event_view,
 )
-from edl.dashboard.view.forecast_form import requested_manifest
 from edl.dashboard.view.page import JobChoice, chosen_jobs, job_counts
-from edl.errors import UsageError
 
 
 def job(name: str, state: LifeState = LifeState.RUNNING, **changes: Any) -> ClusterJobStatus:
@@ -119,7 +117,7 @@ def test_hosts_that_need_a_look_come_first_and_numbers_count_as_numbers() -> Non
             "l3": LeaseRecord(4, 0.0, LeaseState.ENDED),
         },
     )
-    found = shown_hosts(hosts, table)
+    found = host_views(hosts, table)
     assert [one.host for one in found["rows"]] == ["n2", "n11", "n9", "n10", ""]
     assert [one.tone for one in found["rows"]] == ["over", "warning", "good", "good", "warning"]
     assert [one.lease for one in found["rows"][2:]] == ["l1, running", "", "l2: Priority"]
@@ -128,7 +126,7 @@ def test_hosts_that_need_a_look_come_first_and_numbers_count_as_numbers() -> Non
 
 def test_of_a_thousand_hosts_with_many_jobs_a_bounded_number_is_sent() -> None:
     jobs = {f"j{number}": 1 for number in range(50)}
-    found = shown_hosts([host(f"n{number}", **jobs) for number in range(1000)], LeaseTable())
+    found = host_views([host(f"n{number}", **jobs) for number in range(1000)], LeaseTable())
     assert (len(found["rows"]), found["total"]) == (200, 1000)
     assert (len(found["rows"][0].jobs), found["rows"][0].more_jobs) == (12, 38)
 
@@ -174,7 +172,7 @@ def test_jobs_with_slots_come_first_then_the_queue_in_its_order() -> None:
 
 
 def test_events_are_found_by_who_is_behind_them_and_by_words() -> None:
-    kept: EventBuffer[ShownClusterEvent] = EventBuffer()
+    kept: EventBuffer[ClusterEventView] = EventBuffer()
     logged = [
         ClusterEvent(1.0, ClusterEventKind.SUBMITTED, "job j was submitted", "j", by="ann@a"),
         ClusterEvent(2.0, ClusterEventKind.HOST, "host b has come", host="b"),
@@ -188,7 +186,7 @@ def test_events_are_found_by_who_is_behind_them_and_by_words() -> None:
         ),
         ClusterEvent(4.0, ClusterEventKind.SLOTS, "slots b: 0", "k", slots={"b": 1}),
     ]
-    kept.add(shown_cluster_event(number, one) for number, one in enumerate(logged))
+    kept.add(cluster_event_view(number, one) for number, one in enumerate(logged))
     assert kept.counts() == {"bad": 1, "host": 1, "plain": 1, "user": 1}
     assert [one.number for one in kept.chosen(EventChoice())] == [3, 2, 1, 0]
     assert [one.number for one in kept.chosen(EventChoice(text="ANN submitted"))] == [0]
@@ -211,58 +209,6 @@ def live(*slots: int, **jobs: dict[str, object]) -> World:
     world.rounds(6)
     world.reads_jobs(world.leader)
     return world
-
-
-def forecast(world: World, **values: str) -> Any:
-    view = world.view(world.leader)
-    return request_forecast(view, requested_manifest(values), world.policy, world.now_s)
-
-
-def test_a_request_gets_what_the_plan_would_give_it_and_others_would_lose() -> None:
-    world = live(4, 4, a={"max": 8})
-    found = forecast(world, np="4")
-    assert sum(found.slots.values()) == 4
-    assert [(one.job, one.without, one.planned) for one in found.changes] == [("a", 8, 4)]
-    assert (found.changed, found.problem) == (1, "")
-    assert world.leader is not None, "nothing was written"
-
-
-def test_a_request_that_waits_says_why() -> None:
-    world = live(2, a={"max": 2, "preemptible": False})
-    found = forecast(world, np="2", min="2")
-    assert (found.slots, found.changes) == ({}, ())
-    assert "in the queue" in found.reason
-    labelled = forecast(world, np="1", labels="gpu=h100")
-    assert "0 on hosts with its labels" in labelled.reason
-
-
-def test_a_job_of_the_name_of_the_request_may_be_there() -> None:
-    world = live(4, **{"what-if": {"max": 1}})
-    assert sum(forecast(world, np="2").slots.values()) == 2
-
-
-@pytest.mark.parametrize(
-    ("values", "why"),
-    [
-        ({"np": "x"}, "np is 'x'; write a whole number"),
-        ({"np": "0"}, "np"),
-        ({"np": "2", "max": "1"}, "np is 2; it must lie between min 1 and max 1"),
-        ({"np": "1", "labels": "gpu"}, "'gpu' is no label; write it like gpu=h100"),
-        ({"np": "1", "priority": "9999999"}, "priority"),
-    ],
-)
-def test_a_form_that_asks_for_something_impossible_is_refused(
-    values: dict[str, str], why: str
-) -> None:
-    with pytest.raises(UsageError, match=why):
-        requested_manifest(values)
-
-
-def test_a_form_has_the_defaults_of_a_manifest() -> None:
-    found = requested_manifest({"np": "3", "labels": "gpu=h100, zone=b,", "queue": "prod"})
-    assert (found.min, found.max, found.np, found.queue) == (1, 3, 3, "prod")
-    assert found.labels == {"gpu": "h100", "zone": "b"}
-    assert found.required_paths == {}
 
 
 def test_a_queue_has_its_part_while_all_want_all() -> None:

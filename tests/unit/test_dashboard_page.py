@@ -14,7 +14,7 @@ from edl.dashboard.answers import static_files
 from edl.dashboard.job_watcher import LEARNED_S
 from edl.dashboard.view import charts
 from edl.dashboard.view.charts import (
-    MOST_ROWS,
+    MAX_ROWS,
     SpeedSample,
     ThroughputHistory,
     scaling_curve,
@@ -24,9 +24,9 @@ from edl.dashboard.view.charts import (
 from edl.dashboard.view.events import (
     EventBuffer,
     EventChoice,
-    ShownEvent,
+    EventView,
+    event_view,
     named_commands,
-    shown_event,
 )
 from edl.dashboard.view.page import (
     JobObservation,
@@ -176,7 +176,7 @@ def test_of_a_thousand_workers_the_unusual_ones_are_shown() -> None:
     times = [Times(n, "node0", 32.0, 0.1 + 0.001 * (n - 900), 0.0, 0.01) for n in range(980, 1000)]
     table = worker_table(job_status(many, "zk"), times)
     shown = [row.worker for row in table.rows]
-    assert (table.total, len(shown)) == (1000, MOST_ROWS)
+    assert (table.total, len(shown)) == (1000, MAX_ROWS)
     assert {"w777", *(f"w{n}" for n in range(980, 1000))} <= set(shown)
     assert len(msgspec.json.encode(table)) < 20_000
 
@@ -190,7 +190,7 @@ def test_the_parts_of_a_step() -> None:
 
 
 def test_a_week_of_speed_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charts, "MOST_PERIODS", 10)
+    monkeypatch.setattr(charts, "MAX_PERIODS", 10)
     found = ThroughputHistory()
     for second in range(1000):
         found = found.with_sample(SpeedSample(float(second), 100.0 if second < 512 else 200.0, 2))
@@ -289,8 +289,8 @@ def test_why_no_size_is_advised_is_said() -> None:
 
 
 def test_events_are_chosen_by_tone_and_words() -> None:
-    found: EventBuffer[ShownEvent] = EventBuffer()
-    found.add(shown_event(number, one) for number, one in enumerate(story()))
+    found: EventBuffer[EventView] = EventBuffer()
+    found.add(event_view(number, one) for number, one in enumerate(story()))
     assert found.counts() == {"bad": 1, "change": 12, "plain": 1, "warning": 2}
     bad = found.chosen(EventChoice(frozenset({"bad"})))
     assert [one.kind for one in bad] == ["worker_failed"]
@@ -330,9 +330,9 @@ def test_the_whole_page_is_json() -> None:
 
 def test_the_commands_of_an_advice_name_the_job_and_the_worker() -> None:
     failed = next(one for one in story() if one.kind is EventKind.WORKER_FAILED)
-    assert "`edl logs digits w2`" in shown_event(1, failed, "digits").advice
+    assert "`edl logs digits w2`" in event_view(1, failed, "digits").advice
     disabled = Event(0.0, 1, 1, "invented", SlotDisabledDetails("a", 0))
-    assert "(`edl logs digits`)" in shown_event(2, disabled, "digits").advice
+    assert "(`edl logs digits`)" in event_view(2, disabled, "digits").advice
     for kind, known in EXPLANATIONS.items():
         assert "WORKER" not in named_commands(known.advice, failed, "digits"), kind
         assert not re.search(r"\bJOB\b", named_commands(known.advice, disabled, "digits")), kind

@@ -9,8 +9,8 @@ import pytest
 from edl.cluster.history import SlotInterval
 from edl.dashboard.view.charts import (
     COLUMNS,
-    MOST_LANES,
-    MOST_ROWS,
+    MAX_LANES,
+    MAX_ROWS,
     SAME_S,
     SlotChart,
     natural_order,
@@ -83,7 +83,7 @@ def test_many_hosts_are_shown_together_by_their_use() -> None:
     slots = {f"n{number}": 4 for number in range(1000)}
     intervals = [used(n, 0.0, 50.0, 4, f"n{n}") for n in range(500)]
     found = slot_chart(intervals, slots, 0.0, 100.0)
-    assert (found.rows, len(found.use), found.jobs) == ((), MOST_ROWS, 500)
+    assert (found.rows, len(found.use), found.jobs) == ((), MAX_ROWS, 500)
     first, last = found.use[0], found.use[-1]
     assert (first.host, first.slots) == ("n0 to n24", 100)
     assert first.use == (1.0,) * (COLUMNS // 2) + (0.0,) * (COLUMNS // 2)
@@ -101,8 +101,8 @@ def test_a_chart_has_a_bound_whatever_has_happened() -> None:
             intervals.append(used(number, begin_s, end_s, draw.randrange(1, 4), host))
         found = slot_chart(intervals, {"n0": 2}, 0.0, 100.0)
         assert bool(found.rows) != bool(found.use)
-        assert sum(row.lanes for row in found.rows) <= MOST_LANES
-        assert len(found.use) <= MOST_ROWS
+        assert sum(row.lanes for row in found.rows) <= MAX_LANES
+        assert len(found.use) <= MAX_ROWS
         assert all(0.0 <= part <= 1.0 for row in found.use for part in row.use)
         for row in found.rows:
             for lane in range(row.lanes):
@@ -114,7 +114,7 @@ def test_a_chart_has_a_bound_whatever_has_happened() -> None:
 
 
 def test_the_use_of_a_column_is_the_mean_over_its_time() -> None:
-    slots = {f"n{number}": 1 for number in range(MOST_LANES + 1)}
+    slots = {f"n{number}": 1 for number in range(MAX_LANES + 1)}
     found = slot_chart([used(1, 0.0, 0.5, host="n0")], slots, 0.0, float(COLUMNS))
     alone = slot_chart([used(1, 0.25, None, host="n0")], {**slots, "n0": 1}, 0.0, float(COLUMNS))
     together = found.use[0].slots

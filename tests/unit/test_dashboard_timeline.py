@@ -106,7 +106,7 @@ def test_the_end_closes_the_line() -> None:
 
 
 def test_a_week_of_changes_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timelines, "MOST_BANDS", 8)
+    monkeypatch.setattr(timelines, "MAX_BANDS", 8)
     names = [tuple(f"w{n}" for n in range(1 + number % 4)) for number in range(100)]
     found = folded(*(generation(10.0 * n, n + 1, names[n]) for n in range(100)))
     assert len(found.bands) <= 8
@@ -122,7 +122,7 @@ def test_of_a_thousand_workers_the_slowest_are_kept() -> None:
     stalls = [0.001 * n for n in range(1000)]
     found = folded(generation(0, 1, ("w0",)), switch(1, 1, *stalls)).switch_of(1)
     assert found is not None
-    assert (found.size, len(found.workers)) == (1000, timelines.MOST_WORKERS)
+    assert (found.size, len(found.workers)) == (1000, timelines.MAX_WORKERS)
     assert found.workers[0].worker == "w999"
     assert folded().switch_of(1) is None
 

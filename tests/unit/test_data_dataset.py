@@ -81,7 +81,7 @@ def test_an_error_of_parse_does_not_end_a_loop_quietly(folder: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["error", "skip"])
 @pytest.mark.parametrize(
-    "make", [edl.data.npy, edl.data.npz, edl.data.parquet, edl.data.text_lines, edl.data.tfrecord]
+    "make", [edl.data.npy, edl.data.parquet, edl.data.text_lines, edl.data.tfrecord]
 )
 def test_a_compressed_file_is_a_mistake_and_not_left_out(
     folder: Path, make: Any, policy: str

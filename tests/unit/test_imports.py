@@ -4,8 +4,7 @@
 
     errors <- text, record, spec, records, events, status, metrics (core) <- step <- job <- host
     step, job <- policy <- cluster's pure files; policy, cluster <- dashboard/view
-    errors, policy, cluster <- simulator <- simulator/published
-      <- simulator's registry, built_in, trace, runs <- cli/simulate
+    errors, policy, cluster <- simulator <- cli/simulate
     errors <- keys, clock, failpoints, horovod_build, mount_point, secret_file, policy_source
     errors, policy, cluster <- cluster_policies <- cluster/client, cluster/controller, cli
     errors, secret_file, core (a job's settings are declared there) <- config
@@ -24,7 +23,8 @@
     torch, tensorflow, host's template <- transparent (for unchanged Horovod scripts)
     errors, config <- data <- binding
     errors, step <- schedules <- policy, torch, tensorflow
-    errors <- figures <- diagnose <- binding; figures <- cli
+    errors <- figures <- cli
+    torch, tensorflow, figures <- contrib (named in the public modules of both)
     errors, config, horovod_build <- install
     launch, client <- program (edl.run; its worker's side: binding <- program)
     testing, cli: anything but what trains; testing also drives daemon and binding
@@ -79,22 +79,7 @@ MAY_IMPORT = {
     "cluster": {"errors", "core", "step", "policy", "cluster/policies"},
     "cluster/policies": {"errors", "core", "step", "policy", "cluster"},
     "dashboard/view": {"errors", "core", "job", "policy", "cluster"},
-    "simulator": {
-        "errors",
-        "core",
-        "policy",
-        "cluster",
-        "cluster/policies",
-        "simulator/published",
-    },
-    "simulator/published": {
-        "errors",
-        "core",
-        "policy",
-        "cluster",
-        "cluster/policies",
-        "simulator",
-    },
+    "simulator": {"errors", "core", "policy", "cluster", "cluster/policies"},
     "http": BASE | CORE,
     "ring": BASE | CORE | {"http"},
     "checkpoint": BASE | CORE,
@@ -114,7 +99,6 @@ MAY_IMPORT = {
     "data": {"errors", "config"},
     "schedules": {"errors", "core", "step"},
     "figures": {"errors"},
-    "diagnose": {"errors", "figures"},
     "install": {"errors", "config", "horovod_build"},
     "program": BASE | CORE | {"checkpoint", "zookeeper", "launch", "client", "binding"},
     "cli": PLANES
@@ -125,12 +109,15 @@ MAY_IMPORT["cluster/controller"] = MAY_IMPORT["cluster/host"] | {"cluster/host",
 MAY_IMPORT["cluster/controller"] |= POLICIES
 MAY_IMPORT["cluster/fleet"] = MAY_IMPORT["cluster/controller"] | {"cluster/controller"}
 MAY_IMPORT["cli"] |= {"cluster/host", "cluster/fleet"} | POLICIES | OF_CLUSTERS
-MAY_IMPORT["cli/simulate"] = BASE | CORE | {"cli", "simulator", "simulator/published"} | POLICIES
-MAY_IMPORT["cli/simulate"] |= {"figures"}
-MAY_IMPORT["binding"] = MAY_IMPORT["daemon"] | {"daemon", "data", "diagnose"}
+MAY_IMPORT["cli/simulate"] = BASE | CORE | {"cli", "simulator", "figures"} | POLICIES
+MAY_IMPORT["binding"] = MAY_IMPORT["daemon"] | {"daemon", "data"}
 MAY_IMPORT |= dict.fromkeys(
     ("torch", "tensorflow"), MAY_IMPORT["binding"] | {"binding", "schedules"}
 )
+
+MAY_IMPORT["contrib"] = MAY_IMPORT["torch"] | {"torch", "tensorflow", "figures"}
+# They name what is in `contrib`, and load it when it is asked for.
+NAME_CONTRIB = {"torch/__init__.py", "tensorflow/__init__.py"}
 
 MAY_IMPORT["lightning"] = MAY_IMPORT["torch"] | {"torch"}
 MAY_IMPORT["huggingface"] = MAY_IMPORT["torch"] | {"torch"}
@@ -138,15 +125,12 @@ MAY_IMPORT["transparent"] = MAY_IMPORT["torch"] | {"torch", "tensorflow", "launc
 
 MAY_IMPORT["testing"] = MAY_IMPORT["binding"] | {"binding", "launch", "client", "install"}
 
-# What simulates jobs with what papers published: the rest of the simulator knows no paper.
-WITH_PUBLISHED = {f"simulator/{name}.py" for name in ("registry", "built_in", "trace", "runs")}
-
-ONLY_IN = {"torch": "torch lightning huggingface transparent"}
+ONLY_IN = {"torch": "torch lightning huggingface transparent contrib"}
 ONLY_IN |= {"horovod.torch": "torch transparent"}
 ONLY_IN |= dict.fromkeys(("lightning", "torchmetrics"), "lightning")
 ONLY_IN |= dict.fromkeys(("transformers", "accelerate", "datasets"), "huggingface")
 ONLY_IN |= dict.fromkeys(
-    ("tensorflow", "keras", "horovod.tensorflow", "horovod.keras"), "tensorflow transparent"
+    ("tensorflow", "keras", "horovod.tensorflow", "horovod.keras"), "tensorflow transparent contrib"
 )
 
 ONLY_IN |= dict.fromkeys(("fastapi", "starlette", "pydantic", "uvicorn"), "api dashboard")
@@ -155,6 +139,7 @@ IMPURE = {"time", "datetime", "threading", "os", "socket", "random", "subprocess
 IMPURE |= {"kazoo", "horovod", "logging", "pathlib", "secrets", "tempfile", "multiprocessing"}
 
 
+PURE = {"chaos/fault_schedule.py", "contrib/lr_rules.py"}  # of rooms that are not
 PURE_OF_HOST = {"__init__", "supervision", "decide", "devices", "process", "restart", "job_end"}
 PURE_OF_HOST |= {"headlines", "horovodrun/decide", "termination_message"}
 # The files of `cluster` that are not pure.
@@ -218,7 +203,7 @@ def test_every_part_has_a_place() -> None:
 def test_imports_point_one_way(module: str) -> None:
     part = part_of(module)
     for imported in import_graph()[module]:
-        allowed = MAY_IMPORT[part] | {part}
+        allowed = MAY_IMPORT[part] | {part, *({"contrib"} if module in NAME_CONTRIB else ())}
         assert imported == "__init__.py" or part_of(imported) in allowed, f"{module}: {imported}"
 
 
@@ -240,16 +225,6 @@ def test_imports_make_no_circle() -> None:
     except CycleError as error:
         circle = error.args[1][::-1]  # each of graphlib's nodes is imported by the next one
         pytest.fail(" imports ".join(f"edl/{module}" for module in circle))
-
-
-@in_each(m for m in MODULES if m.startswith("simulator/") and m not in WITH_PUBLISHED)
-def test_the_engine_of_the_simulator_knows_no_paper(module: str) -> None:
-    """Nor does a paper's workload, policy or answer know what brings it and the engine together."""
-    barred = {f"edl.{m.removesuffix('.py').replace('/', '.')}" for m in WITH_PUBLISHED}
-    if part_of(module) == "simulator":
-        barred = {"edl.simulator.published"}
-    for name in imports_of(module):
-        assert not any(within(name, each) for each in barred), f"edl/{module} imports {name}"
 
 
 def test_simulating_needs_no_job() -> None:
@@ -330,7 +305,7 @@ def test_frameworks_are_imported_in_their_own_package_only(module: str) -> None:
                 assert part_of(module) in part.split(), f"edl/{module} imports {name}"
 
 
-@in_each(m for m in MODULES if part_of(m) in CORE | {"keys"} or m == "chaos/fault_schedule.py")
+@in_each(m for m in MODULES if part_of(m) in CORE | {"keys"} or m in PURE)
 def test_core_is_pure(module: str) -> None:
     for name in imports_of(module):
         assert name.split(".")[0] not in IMPURE, f"edl/{module} imports {name}"
@@ -370,6 +345,19 @@ def test_errors_are_caught_narrowly(module: str) -> None:
         caught = {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)}
         everything = caught & {"Exception", "BaseException"}
         assert not (silent and everything), f"{where}: swallows every exception"
+
+
+def test_no_file_hides_a_public_name_of_its_package() -> None:
+    """To import a file sets its name in the package: edl.torch.lr_schedules is edl.schedules."""
+    for package in ("torch", "tensorflow"):
+        own = {m.split("/")[1].removesuffix(".py") for m in MODULES if m.startswith(f"{package}/")}
+        elsewhere = {
+            alias.asname or alias.name
+            for node in module_of(f"{package}/__init__.py").body
+            if isinstance(node, ast.ImportFrom) and node.module != f"edl.{package}"
+            for alias in node.names
+        }
+        assert not own & elsewhere
 
 
 def test_the_top_stays_light() -> None:

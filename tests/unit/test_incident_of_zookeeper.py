@@ -8,10 +8,9 @@ import pytest
 from shown_job import CREATED, event
 from test_incidents import status, told
 
-from edl.dashboard.view.incidents import IncidentLog, ShownIncident, shown_incidents
+from edl.dashboard.view.incidents import IncidentLog, IncidentView, incident_views
 from edl.dashboard.view.outage import ServerProbe, WorkerReports, outage_cause, outage_incident
 from edl.dashboard.view.page import JobTrace
-from edl.dashboard.view.tense import in_tense
 from edl.events import ZookeeperBackDetails
 
 
@@ -39,7 +38,7 @@ class TestZookeeper:
         )
 
     @staticmethod
-    def lasts(asked: WorkerReports, trouble: str = "") -> ShownIncident:
+    def lasts(asked: WorkerReports, trouble: str = "") -> IncidentView:
         cause = outage_cause(trouble, {"a:2181": ServerProbe.REFUSED})
         return outage_incident(cause, 7.2, CREATED + 60, 640, asked)
 
@@ -55,23 +54,22 @@ class TestZookeeper:
             "Training goes on: asked directly, 1 of 2 workers says that step 652 is complete, "
             "12 after the last that ZooKeeper knows: the header still shows step 640."
         )
-        assert "No server runs at a:2181: the machine refuses connections" in one.why
+        assert "No server ran at a:2181: the machine refused connections" in one.why
 
     def test_that_is_on_this_machine_has_its_own_cause(self) -> None:
         trouble = "The disk that has its data, /x, is full: free space there."
         one = self.lasts(WorkerReports(2, 1, 652), trouble)
-        assert one.why == "The disk that has the server's data, /x, is full."
+        assert one.why == "The disk that has the server's data, /x, was full."
         assert one.advice == "Free space there."
         stopped = outage_cause("Its process is stopped: `kill -CONT 5` wakes it.", {})
         assert stopped.advice == "`kill -CONT 5` wakes it."
-        assert in_tense(stopped.why, is_over=False) == "The server's process is stopped."
-        assert in_tense(stopped.why, is_over=True) == "The server's process was stopped."
+        assert stopped.why == "The server's process was stopped."
 
     def test_that_does_not_answer_is_explained_by_what_its_servers_do(self) -> None:
         probes = {"a:1": ServerProbe.SILENT, "b:1": ServerProbe.OPEN, "c:1": ServerProbe.SILENT}
-        why = in_tense(outage_cause("", probes).why, is_over=False)
-        assert "Nothing answers at a:1 and c:1: the machine is down or frozen" in why
-        assert "A server at b:1 takes connections, but does not answer" in why
+        why = outage_cause("", probes).why
+        assert "Nothing answered at a:1 and c:1: the machine was down or frozen" in why
+        assert "A server at b:1 took connections, but did not answer" in why
         assert outage_cause("", {}).why.startswith("The ZooKeeper server was stopped")
 
     @pytest.mark.parametrize(
@@ -102,12 +100,12 @@ class TestZookeeper:
         why = outage_cause("", {"a:1": ServerProbe.REFUSED}).why
         log = replace(IncidentLog(), outage_why=why, outage_s=CREATED + 58)
         back = event(60, ZookeeperBackDetails(12.34, 640), 1, 700)
-        (one,) = shown_incidents(log.with_event(back), status(), 0.0)
+        (one,) = incident_views(log.with_event(back), status(), 0.0)
         assert one.why == (
             "No server ran at a:1: the machine refused connections, so the process had ended."
         )
         later = replace(back, time=CREATED + 900)
-        (one,) = shown_incidents(log.with_event(later), status(), 0.0)
+        (one,) = incident_views(log.with_event(later), status(), 0.0)
         assert one.why.startswith("The ZooKeeper server was stopped")
 
     def test_the_cause_that_was_seen_first_counts(self) -> None:

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from shown_job import CREATED, event, generation, snapshot, switch, training
 
-from edl.dashboard.view.charts import worker_table
 from edl.dashboard.view.incidents import (
-    MOST_INCIDENTS,
-    SHOWN,
+    MAX_INCIDENTS,
+    MAX_SHOWN,
     IncidentLog,
-    ShownIncident,
-    shown_incidents,
+    IncidentView,
+    incident_views,
     with_incidents,
 )
 from edl.event_text import LAST_WORDS
@@ -25,7 +24,6 @@ from edl.events import (
     EvictedDetails,
     GenerationDetails,
     JobFailedDetails,
-    LeaderDetails,
     LogFailedDetails,
     LogResumedDetails,
     LossSpikeDetails,
@@ -37,7 +35,7 @@ from edl.events import (
     WorkerFrozenDetails,
 )
 from edl.learning import LossSpike
-from edl.policy.stragglers import Times
+from edl.records import Stage
 from edl.status import JobStatus, job_status
 
 HOSTS = {"w0": "node0", "w1": "node1", "w2": "node0", "w3": "node1"}
@@ -48,11 +46,11 @@ def status(**changes: Any) -> JobStatus:
     return replace(job_status(snapshot(status=training()), "zk"), **changes)
 
 
-def told(*events: Event, now: JobStatus | None = None) -> list[ShownIncident]:
+def told(*events: Event, now: JobStatus | None = None) -> list[IncidentView]:
     log = IncidentLog().with_hosts(HOSTS)
     for one in (generation(0, 1, ("w0", "w1")), *events):
         log = log.with_event(one)
-    return shown_incidents(log, now or status(), 0.0)
+    return incident_views(log, now or status(), 0.0)
 
 
 def killed(at_s: float, worker: str = "w1", code: int | None = -9, said: str = "") -> Event:
@@ -84,11 +82,11 @@ class TestAKilledWorker:
         assert (
             one.what == "Worker w1 on host node1 was killed by signal 9 (SIGKILL), after step 10."
         )
-        assert "the memory of host node1 was used up" in one.why
+        assert "the memory of its host was used up" in one.why
         assert "Read its last lines with `edl logs digits w1`." in one.advice
         assert "dmesg -T" in one.advice
         assert one.since == (
-            "The other worker went on from step 10. No step was complete for 0.8 s. "
+            "The other worker went on from step 10. "
             "w2 joined 29 s after it: 2 workers trained then."
         )
 
@@ -127,9 +125,9 @@ class TestAKilledWorker:
             now=status(world_size=2),
         )
         assert (one.tone, one.step) == ("over", 195)
-        assert "the memory of their hosts was used up" in one.why
+        assert "the memory of its host was used up" in one.why
         assert one.since == (
-            "No worker was left that could go on; others were started. w2, w3 joined 7 s after "
+            "No worker was left that could go on; others were started. w2 and w3 joined 7 s after "
             "it: 2 workers trained then. They went on from the checkpoint of step 474; at least 19 "
             "steps are trained again."
         )
@@ -207,7 +205,7 @@ class TestASlowWorker:
     def test_it_says_who_where_and_how_slow(self) -> None:
         (one,) = told(self.SLOW, now=status(slowest="w1"))
         assert (
-            "wait for worker w1 on host node1 in each step: it computes 257 ms, 4.1 times"
+            "waited for worker w1 on host node1 in each step: it computed 257 ms, 4.1 times"
             in one.what
         )
         assert "`top`" in one.advice
@@ -217,35 +215,6 @@ class TestASlowWorker:
     def test_it_says_when_that_is_over(self) -> None:
         (one,) = told(self.SLOW)
         assert (one.tone, one.since) == ("over", "Then no worker waited for it any more.")
-
-    @staticmethod
-    def beside(*times: tuple[float, float]) -> str:
-        """Return what followed, when the workers' (samples, own time) are ``times``."""
-        now = status()
-        timed = [Times(n, "", samples, own_s) for n, (samples, own_s) in enumerate(times)]
-        log = IncidentLog().with_hosts(HOSTS).with_event(TestASlowWorker.SLOW)
-        (one,) = shown_incidents(log, now, 0.0, worker_table(now, timed).rows)
-        assert (one.tone == "over") == bool(one.since)
-        return one.since
-
-    def test_it_is_over_only_when_the_table_of_workers_shows_that_too(self) -> None:
-        assert self.beside((32, 0.044), (32, 0.244)) == "", "as measured, the other waits for it"
-        assert self.beside((32, 0.04), (32, 0.25), (32, 0.04)) == ""
-        assert self.beside((32, 0.044), (32, 0.045)) == "Then no worker waited for it any more."
-        assert self.beside() == "Then no worker waited for it any more.", (
-            "there is nothing in the table"
-        )
-        assert self.beside((32, 0.044)) == "Then no worker waited for it any more."
-
-    def test_that_it_is_slow_in_the_table_and_why_nobody_waits_is_said(self) -> None:
-        assert self.beside((32, 0.1), (32, 0.16), (32, 0.1)) == (
-            "It is still slow (0.62 of the usual speed), but takes only 1.6 times as long as the "
-            "others."
-        )
-        assert self.beside((32, 0.1), (10, 0.11), (32, 0.1)) == (
-            "It is still slow (0.28 of the usual speed), but with its smaller batch it takes only "
-            "1.1 times as long as the others."
-        )
 
     def test_a_worker_that_was_lost_since_is_not_waited_for(self) -> None:
         now = status(slowest="w1")
@@ -273,32 +242,33 @@ class TestAFullDisk:
         logs = [log_failed(10 + n, worker) for n, worker in enumerate(("w0", "w2", "w1"))]
         (one,) = told(*logs)
         assert one.what == (
-            "The disk at /var of hosts node0 and node1 is full: w0, w1 and w2 cannot write their "
-            "logs."
+            "The disk at /var on host node0 ran out of space; w0 could not write its log; w2 could "
+            "not write its log; w1 could not write its log."
         )
-        assert f"`{FULL}` when edl writes to /var/log." in one.why
-        assert "Free space there on hosts node0 and node1: `df -h /var`" in one.advice
+        assert f"`{FULL}` when edl wrote to /var/log." in one.why
+        assert "Free space there on host node1: `df -h /var`" in one.advice
         assert "`du -xh --max-depth=2 /var`" in one.advice
         assert (one.tone, one.at_s, one.since) == ("bad", CREATED + 10, "")
 
     def test_its_checkpoints_are_one_incident_with_their_number(self) -> None:
         (one,) = told(not_saved(10, 50))
         assert one.what == (
-            "The disk at /data of host node0 is full: the checkpoint of step 50 was not written."
+            "The disk at /data on host node0 ran out of space; the checkpoint of step 50 was not "
+            "written."
         )
         tries = [not_saved(10 + 1800 * n, 50 + n) for n in range(5)]  # seldom: each half hour
         (one,) = told(*tries)
-        assert "5 checkpoints were not written, from step 50 to step 54." in one.what
+        assert one.what.endswith("the checkpoint of step 54 was not written.")
+        assert one.since == "It has happened 5 times in all."
         assert one.advice.startswith("Free space there on host node0: `df -h /data`")
         assert "only those from before can be resumed from" in one.advice
         (one,) = told(*tries, event(9999, CheckpointDetails("/data/ckpt/60", 5, 0.1, 0.1), 1, 60))
         assert (one.tone, one.until_s) == ("over", CREATED + 9999)
-        assert one.since == "The checkpoint of step 60 was written."
+        assert one.since.endswith("The checkpoint of step 60 was written.")
 
     def test_logs_and_checkpoints_on_it_are_one_incident(self) -> None:
         (one,) = told(log_failed(10, "w0", "/data/logs/w0.log", "/data"), not_saved(11, 50))
-        assert "full: the checkpoint of step 50 was not written; w0 cannot write its" in one.what
-        assert "/data/ckpt and /data/logs" in one.why
+        assert "w0 could not write its log; the checkpoint of step 50 was not written" in one.what
 
     def test_another_disk_is_another_incident(self) -> None:
         assert len(told(log_failed(10, "w0"), not_saved(11, 50))) == 2
@@ -307,7 +277,10 @@ class TestAFullDisk:
         back = [event(30 + n, LogResumedDetails(f"w{n}", "a", 700), 1, 60) for n in range(2)]
         (one,) = told(log_failed(10, "w0"), log_failed(11, "w1"), *back)
         assert (one.tone, one.until_s) == ("over", CREATED + 30)
-        assert one.since == "w0 and w1 wrote their logs again; 1,400 bytes of output were lost."
+        assert one.since == (
+            "w0 wrote its log again; 700 bytes of output were lost. w1 wrote its log again; 700 "
+            "bytes of output were lost."
+        )
 
     def test_that_is_soon_full_again_is_the_same_one(self) -> None:
         back = event(30, LogResumedDetails("w0", "node0", 700), 1, 60)
@@ -345,40 +318,25 @@ class TestAFullDisk:
         assert one.since == "w0 wrote its log again; 7 bytes of output were lost."
 
 
-class TestTheLeader:
-    LED = (event(1, LeaderDetails("w1"), 0), event(10.05, LeaderDetails("w0"), 1, 195))
-    SAID = "w1 led the job; w0 took over."
-
-    def test_that_was_lost_is_named_with_the_worker_that_leads_now(self) -> None:
-        first, then = self.LED
-        for order in ((first, then, killed(10.1)), (first, killed(10), then)):
-            (one,) = told(*order)
-            assert self.SAID in one.since
-
-    def test_that_changes_without_a_loss_is_no_incident(self) -> None:
-        assert told(*self.LED) == []
-
-
 def test_what_is_not_over_stays_on_the_page() -> None:
-    later = [killed(2000.0 * n, f"w{n % 3}") for n in range(2, 2 + SHOWN)]
+    later = [killed(2000.0 * n, f"w{n % 3}") for n in range(2, 2 + MAX_SHOWN)]
     rings = [
-        generation(2000.0 * n + 1, n, ("w3",), left=(f"w{n % 3}",)) for n in range(2, 2 + SHOWN)
+        generation(2000.0 * n + 1, n, ("w3",), left=(f"w{n % 3}",)) for n in range(2, 2 + MAX_SHOWN)
     ]
     story = sorted([*later, *rings], key=lambda one: one.time)
     found = told(not_saved(10, 50), *story)
-    assert (len(found), found[-1].kind) == (SHOWN, "checkpoint_failed")
+    assert (len(found), found[-1].kind) == (MAX_SHOWN, "checkpoint_failed")
 
 
 class TestAWrongLearningRate:
     @staticmethod
-    def told_of(spike: LossSpike) -> ShownIncident:
+    def told_of(spike: LossSpike) -> IncidentView:
         return told(event(10, LossSpikeDetails(522, spike), 1, 522, "x"))[0]
 
     def test_that_rose(self) -> None:
         one = self.told_of(LossSpike(1.73, 0.236, 388, 2.3, 20.0, 0.05, 502, 2, 2))
         assert one.what == (
-            "The loss has risen to 1.73 at step 522, 7.33 times its lowest value "
-            "(0.236 at step 388)."
+            "The loss rose to 1.73 at step 522, 7.33 times its lowest value (0.236 at step 388)."
         )
         assert "rose from 0.05 to 20 at about step 502." in one.why
         assert "checkpoints after step 501 are spoiled, and only the newest are kept" in one.advice
@@ -393,7 +351,7 @@ class TestAWrongLearningRate:
     def test_that_rose_with_the_workers(self) -> None:
         one = self.told_of(LossSpike(None, 0.2, 388, 2.3, 0.4, 0.1, 502, 1, 4))
         assert one.what == (
-            "The loss is not finite (inf or nan) at step 522; it was 0.2 at step 388."
+            "The loss was not finite (inf or nan) at step 522; it was 0.2 at step 388."
         )
         assert "the number of workers" in one.why
 
@@ -417,7 +375,7 @@ class TestAWrongLearningRate:
             for at, step, loss in ((10, 41, 324.0), (12, 75, 35.6), (14, 90, None))
         ]
         (one,) = told(*spikes)
-        assert one.what.startswith("The loss has risen to 324 at step 41")
+        assert one.what.startswith("The loss rose to 324 at step 41")
         assert one.since == "At step 90 it was not finite."
 
     def test_the_header_says_so(self) -> None:
@@ -438,7 +396,7 @@ def test_hosts_are_known_from_the_events_alone() -> None:
     log = IncidentLog().with_event(event(0, start, 1))
     log = log.with_event(event(9, SlowWorkerDetails("w7", 0.2, 0.1, "b"), 1, 5))
     log = log.with_event(evicted(10, "w1", "it is frozen or cut off: no answer"))
-    found = shown_incidents(log, status(slowest="w7"), 0.0)
+    found = incident_views(log, status(slowest="w7"), 0.0)
     assert "worker w1 on host a" in found[0].what.lower()
     assert "worker w7 on host b" in found[1].what
 
@@ -452,10 +410,10 @@ def test_a_stall_is_over_when_steps_complete() -> None:
     stalled = event(10, StalledDetails(("w1",)), 1, 195, why)
     now = status(step=195)
     log = IncidentLog().with_hosts(HOSTS).with_event(stalled)
-    (one,) = shown_incidents(log, now, 20.0)
+    (one,) = incident_views(log, now, 20.0)
     assert "a.py:3" in one.what
     assert one.tone == "bad"
-    (one,) = shown_incidents(log, status(step=300), 0.0)
+    (one,) = incident_views(log, status(step=300), 0.0)
     assert (one.tone, one.since) == ("over", "Steps completed again: the job is at step 300.")
 
 
@@ -495,10 +453,10 @@ def test_a_week_of_incidents_stays_small() -> None:
     for number in range(500):
         details = WorkerFailedDetails(f"w{number}", f"h{number}", 0, -9, "")
         log = log.with_event(event(1000.0 * number, details))
-    assert len(log.incidents) == MOST_INCIDENTS
+    assert len(log.incidents) == MAX_INCIDENTS
     assert len(log.hosts) <= 400
-    found = shown_incidents(log, status(), 0.0)
-    assert len(found) == SHOWN
+    found = incident_views(log, status(), 0.0)
+    assert len(found) == MAX_SHOWN
     assert found[0].what.startswith("Worker w499 ")
 
 
@@ -531,3 +489,110 @@ class TestFailuresOfTheScript:
         assert one.since.endswith("The job failed: all died.")
         assert "A replacement" not in one.advice
         assert told(failed)[0].kind == "job_failed", "of another cause"
+
+
+def saved(at_s: float, step: int) -> Event:
+    return event(at_s, CheckpointDetails("/data/ckpt/60", 5, 0.1, 0.1), 1, step)
+
+
+def test_a_full_disk_says_where_a_loss_of_all_workers_goes_back_to() -> None:
+    (one,) = told(saved(5, 1049), saved(6, 1086), not_saved(11, 1114), not_saved(12, 1143))
+    assert (
+        "until a checkpoint is written, the job goes back to step 1,086 if all workers are lost"
+        in one.advice
+    )
+    (one,) = told(not_saved(11, 50))
+    assert "until a checkpoint is written, only those from before can be resumed from" in one.advice
+
+
+class TestTheLastGoodCheckpoint:
+    """A wrong loss spoils the checkpoints after it, which push out the good ones."""
+
+    SPIKE = LossSpike(3.78e11, 0.00741, 1134, 2.3, 30.0, 0.05, 2074, 2, 2)
+    ROSE = event(40, LossSpikeDetails(2088, SPIKE), 1, 2088, "x")
+
+    def test_is_named(self) -> None:
+        good = (saved(20, 2001), saved(30, 2043))
+        (one,) = told(*good, saved(39, 2080), self.ROSE, saved(50, 2120))
+        assert one.advice == (
+            "Stop the job now (`edl stop digits`): checkpoints after step 2,073 are spoiled, and "
+            "only the newest are kept (`keep` in the script, 3 by default). The last good "
+            "checkpoint is that of step 2,043. Copy it into a directory of its own (`edl "
+            "checkpoint list` shows the path), and go on from there (`edl run --resume-from "
+            "DIRECTORY`), or start again if it is gone, with the learning rate of before (0.05), "
+            "or one that rises slowly."
+        )
+
+    def test_is_the_one_that_was_written_after_a_resume(self) -> None:
+        old, new = (saved(20, 2001), saved(30, 2060)), saved(35, 2030)
+        (one,) = told(*old, new, self.ROSE)
+        assert "The last good checkpoint is that of step 2,030." in one.advice
+
+
+class TestAReplacement:
+    FROZEN = "it is frozen or cut off: no answer"
+    LOST = (
+        generation(9, 2, ("w0", "w1", "w2")),
+        killed(10, "w2"),
+        generation(10.1, 3, ("w0", "w1"), left=("w2",), repair=True),
+        evicted(20, "w1", FROZEN),
+        generation(20.1, 4, ("w0",), left=("w1",), repair=True),
+    )
+
+    def test_is_told_of_in_the_entry_of_the_worker_whose_place_it_takes(self) -> None:
+        """Newer entries are of other places, or of none."""
+        stalled = event(21, StalledDetails(("w0",)), 4, 195, "stalled: w0 is in its own code")
+        new = generation(31, 5, ("w0", "w3"), joined=("w3",))  # on node1, as w1
+        later = generation(33, 6, ("w0", "w3", "w4"), joined=("w4",))
+        stall, frozen, gone = told(*self.LOST, stalled, new, later)
+        assert "joined" not in stall.since
+        assert "w3 joined 11 s after it: 2 workers trained then." in frozen.since
+        assert "w4 joined 23 s after it: 3 workers trained then." in gone.since
+
+    def test_on_another_host_takes_the_place_that_is_empty(self) -> None:
+        first = generation(12, 3, ("w0", "w3"), joined=("w3",))
+        more = generation(40, 4, ("w0", "w3", "w4"), joined=("w4",))  # a larger size, later
+        (one,) = told(
+            killed(10, "w1"), generation(10.1, 2, ("w0",), left=("w1",), repair=True), first, more
+        )
+        assert "w3 joined 2 s after it" in one.since
+        assert "w4" not in one.since
+
+    def test_that_prepares_is_named(self) -> None:
+        now = job_status(snapshot((0, 2), training(), stages={2: Stage.PREPARING}), "zk")
+        now = replace(now, desired={"node0": 2})
+        (one,) = told(*TestAKilledWorker.STORY[:4], now=now)
+        assert one.tone == "warning"
+        assert one.since.endswith(
+            "Nobody has taken its place yet; w2 on host node0 prepares to join: 1 of 2 workers "
+            "trains."
+        )
+
+
+class TestTheHeader:
+    """It is not plainly green while an entry needs somebody to act."""
+
+    @staticmethod
+    def of(found: list[IncidentView], joining: int = 0) -> tuple[str, str]:
+        return with_incidents("training", "good", found, joining)
+
+    def test_while_a_worker_is_slow_or_nothing_is_saved(self) -> None:
+        amber = ("training; see what happened", "warning")
+        assert self.of(told(TestASlowWorker.SLOW, now=status(slowest="w1"))) == amber
+        assert self.of(told(TestASlowWorker.SLOW)) == ("training", "good")
+        assert self.of(told(not_saved(11, 50))) == amber
+        assert self.of(told(log_failed(11, "w0"))) == amber
+        assert self.of(told(not_saved(11, 50), saved(99, 60))) == ("training", "good")
+
+    def test_while_a_place_is_empty_and_nobody_prepares_to_take_it(self) -> None:
+        now = status(world_size=1, desired={"node0": 2})
+        found = told(*TestAKilledWorker.STORY[:4], now=now)
+        assert self.of(found)[1] == "warning"
+        assert self.of(found, joining=1) == ("training", "good")
+
+    def test_of_a_warning_whose_end_nobody_tells(self) -> None:
+        found = told(event(10, NoTemplateDetails("node0"), 1, 5, "host node0 starts each anew"))
+        assert self.of(found) == ("training", "good")
+
+    def test_stays_as_it_is_if_the_job_does_not_train_well(self) -> None:
+        assert with_incidents("stopping", "warning", told(not_saved(1, 5)), 0)[0] == "stopping"

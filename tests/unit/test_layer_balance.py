@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edl.binding import diagnose
-from edl.binding.diagnose import JobBalance
-from edl.diagnose import LayerBalance, Phases, phases_of
+from edl.contrib import layer_balance as diagnose
+from edl.contrib.layer_balance import JobBalance, LayerBalance, Phases, phases_of
 from edl.errors import UsageError
 
 Array = npt.NDArray[np.float64]

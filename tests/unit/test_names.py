@@ -19,7 +19,7 @@ STANDARD_TERMS = Path(__file__).with_name("standard_terms.txt")
 # Folders whose modules may share a name, because it is one idea there: the two bindings and what
 # they have in common, and a verb from its command to its decision.
 ALIKE = (
-    {"torch", "tensorflow", "binding", "worker", "transparent"},
+    {"torch", "tensorflow", "binding", "worker", "transparent", "contrib"},
     {
         "cli",
         "client",

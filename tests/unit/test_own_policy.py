@@ -159,8 +159,10 @@ class TestAnswers:
         with pytest.raises(UsageError, match="is no Allocation"):
             found(STATE)
 
-    def test_the_simulator_says_it_in_one_sentence(self, capsys: Any) -> None:
-        assert invoke(["simulate", "virtualflow", "--policy", "mine:Raises"]) == 2
+    def test_the_simulator_says_it_in_one_sentence(self, tmp_path: Path, capsys: Any) -> None:
+        jobs = tmp_path / "jobs.csv"
+        jobs.write_text("name,time_s,slots,duration_s\na,0,4,100\n")
+        assert invoke(["simulate", "--trace", str(jobs), "--policy", "mine:Raises"]) == 2
         assert re.fullmatch(
             r"edl: the policy mine:Raises has failed: .*\(mine.py, line 30\)\n",
             capsys.readouterr().err,
@@ -175,6 +177,8 @@ class TestThePage:
         block, test = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
         assert len(block.splitlines()) <= 40
         (here / "my_policy.py").write_text(block)
+        (jobs,) = re.findall(r"^```csv\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+        (here / "jobs.csv").write_text(jobs)
         (here / "test.py").write_text(test)
         return here
 

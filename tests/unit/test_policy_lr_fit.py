@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from edl.policy.lr_tuner import (
+from edl.contrib.lr_rules import (
     Parabola,
     fitted,
     highest_that_holds,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.policy.lr_tuner import FEWEST, MOST, SETTLE, MeasuredUpdate, TunerState, Tuning, points
+from edl.contrib.lr_rules import FEWEST, MOST, SETTLE, MeasuredUpdate, TunerState, Tuning, points
 
 BATCH = 10
 TUNING = Tuning(total=10_000, explore=5_000, share=0.03, least=1e-3, most=1e3)

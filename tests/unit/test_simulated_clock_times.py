@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from clusters import submitted
 
-from edl.cli.simulate import figure_of
 from edl.simulator.costs import constant
 from edl.simulator.engine import Rules
+from edl.simulator.figure import figure_of
 from edl.simulator.runs import SimulatedRun, do, do_all
 
 NOW_S = 1.7e9

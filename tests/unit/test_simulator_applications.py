@@ -6,17 +6,17 @@ import math
 
 import pytest
 
-from edl.errors import UsageError
-from edl.policy.step_time import StepTimeSample
-from edl.simulator.published.workloads import application
-from edl.simulator.published.workloads.application import Application, Scaled, Timed, Validation
-from edl.simulator.published.workloads.pollux_measurements import measured_applications
-from edl.simulator.published.workloads.pollux_workload import (
+from benchmarks.published import application
+from benchmarks.published.application import Application, Scaled, Timed, Validation
+from benchmarks.published.pollux_measurements import measured_applications
+from benchmarks.published.pollux_workload import (
     LOADS,
     WORKLOADS,
     ApplicationWork,
     pollux_jobs,
 )
+from edl.errors import UsageError
+from edl.policy.step_time import StepTimeSample
 
 
 def made(**changes) -> Application:

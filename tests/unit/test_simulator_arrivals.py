@@ -8,9 +8,8 @@ from itertools import pairwise
 
 import pytest
 
+from benchmarks.published.jsa_workload import KINDS, SHAPES, job_of_kind, jsa_jobs, shape, times
 from edl.errors import UsageError
-from edl.simulator.published.workloads.jsa_workload import KINDS, job_of_kind, jsa_jobs
-from edl.simulator.workload import SHAPES, shape, times
 
 
 class Dealt(random.Random):

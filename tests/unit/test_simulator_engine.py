@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 from clusters import Steps, nodes, result, run, submitted
 
+from benchmarks.published.srtf import Srtf
 from edl.cluster.policies.simple import Fifo, MaxMin
 from edl.cluster.state import Allocation, ClusterPolicy, ClusterState, Node
 from edl.errors import UsageError
@@ -22,7 +23,6 @@ from edl.simulator.costs import (
     parse_resize_cost,
 )
 from edl.simulator.engine import Rules
-from edl.simulator.published.policies.srtf import Srtf
 from edl.simulator.results import BatchChange
 from edl.simulator.workload import Observation, SubmittedJob
 

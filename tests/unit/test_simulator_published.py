@@ -1,24 +1,25 @@
 """Pollux' published completion times: of Tiresias and Optimus to the second, of itself in the mean.
 
-All others: `edl simulate pollux --load 0.5,1.0,1.5,2.0 --policy tiresias,optimus --compare`.
+All others: `make tables`.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from edl.errors import UsageError
-from edl.simulator.engine import Rules, simulate
-from edl.simulator.published.policies.pollux_policy import Pollux
-from edl.simulator.published.pollux_answers import answers, compare
-from edl.simulator.published.workloads.pollux_workload import (
+from benchmarks.published.pollux_answers import answers, compare
+from benchmarks.published.pollux_policy import Pollux
+from benchmarks.published.pollux_workload import (
     INTERVAL_S,
     NODES,
     RESIZE,
     SLOTS,
     pollux_jobs,
 )
-from edl.simulator.runs import SimulatedRun, do, equal_nodes
+from benchmarks.published.runs import PublishedRun
+from edl.errors import UsageError
+from edl.simulator.engine import Rules, simulate
+from edl.simulator.runs import do, equal_nodes
 
 RULES = Rules(INTERVAL_S, RESIZE, whole_seconds=True)
 
@@ -35,7 +36,7 @@ RULES = Rules(INTERVAL_S, RESIZE, whole_seconds=True)
 def test_each_job_ends_in_the_published_second(
     policy: str, load: str, workload: int, mean_jct_s: float | None
 ) -> None:
-    outcome = do(SimulatedRun(policy, RULES, NODES, SLOTS, load, workload))
+    outcome = do(PublishedRun(policy, RULES, NODES, SLOTS, load=load, workload=workload))
     found = compare(outcome.result, answers(policy, load, workload))
     assert found.differing == ()
     assert found.matches == found.jobs == (160 if load == "1.0" else 80)
@@ -60,7 +61,7 @@ def test_pollux_is_near_its_published_mean() -> None:
 
 
 def test_a_difference_is_named() -> None:
-    outcome = do(SimulatedRun("tiresias", RULES, NODES, SLOTS, "0.5", 3))
+    outcome = do(PublishedRun("tiresias", RULES, NODES, SLOTS, load="0.5", workload=3))
     published = dict(answers("tiresias", "0.5", 3))
     name = next(iter(published))
     published[name] += 1

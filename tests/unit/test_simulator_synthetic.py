@@ -7,18 +7,19 @@ from dataclasses import replace
 import pytest
 from clusters import run, submitted
 
-from edl.simulator import workload
-from edl.simulator.costs import ModelErrors
+from benchmarks.published import synthetic
+from benchmarks.published.model_errors import ModelErrors
+from benchmarks.published.registry import POLICIES
+from benchmarks.published.runs import PublishedRun
+from benchmarks.published.synthetic import RESIZE, SPEEDS, rigid_jobs, two_kinds
 from edl.simulator.engine import Rules
-from edl.simulator.registry import registered_policy
-from edl.simulator.runs import SimulatedRun, do
-from edl.simulator.workload import RESIZE, SPEEDS, rigid_jobs, two_kinds
+from edl.simulator.runs import do
 
 RULES = Rules(60.0, RESIZE)
 
 
 def test_one_wide_job_is_in_front_of_small_ones() -> None:
-    wide, *small = workload.wide_job_first()
+    wide, *small = synthetic.wide_job_first()
     assert (wide.min_slots, wide.work.whole_s(64), len(small)) == (64, 21600.0, 1423)
     assert {(job.min_slots, job.max_slots, job.work.whole_s(1)) for job in small} == {(1, 1, 300.0)}
     assert small[-1].arrival_s == pytest.approx(1423 * 30, rel=0.01)
@@ -33,7 +34,7 @@ def test_rigid_jobs_need_the_load() -> None:
 
 
 def test_bursts_come_while_long_jobs_run() -> None:
-    jobs = workload.bursts(0)
+    jobs = synthetic.bursts(0)
     short = [job for job in jobs if job.name.startswith("short")]
     assert (len(jobs), len(short)) == (384, 360)
     assert [job.arrival_s // 3600 for job in short[::120]] == [1, 3, 5]
@@ -52,7 +53,7 @@ def test_a_wide_job_does_not_hold_up_small_ones() -> None:
     small = [submitted(f"small-{at}", 60.0 * at, 120.0) for at in range(60)]
     machines = [replace(node, slots=4) for node in two_kinds("fast")[:2]]
     ends = {
-        name: run(registered_policy(name), [wide, *small], machines, 30.0, interval_s=60.0)
+        name: run(POLICIES[name][0], [wide, *small], machines, 30.0, interval_s=60.0)
         for name in ("edl", "srtf")
     }
     means = {name: sum(job.jct_s for job in of.values()) / 61 for name, of in ends.items()}
@@ -66,12 +67,12 @@ def test_a_run_has_nodes_of_kinds_errors_and_parameters_of_its_own() -> None:
     jobs = tuple(submitted(f"j{at}", 0.0, 600.0, 4, **limits) for at in range(3))
     means = [
         do(
-            SimulatedRun("edl", rules, 16, 4, jobs=jobs, machines=tuple(two_kinds(order)))
+            PublishedRun("edl", rules, 16, 4, jobs=jobs, machines=tuple(two_kinds(order)))
         ).result.mean_jct_s
         for order in ("fast", "slow", "mixed")
     ]
     assert means == [means[0]] * 3
-    one = SimulatedRun("edl", RULES, 2, 4, jobs=jobs)
+    one = PublishedRun("edl", RULES, 2, 4, jobs=jobs)
     exact = do(one).result
     assert do(replace(one, wrong=ModelErrors())).result == exact
     assert do(replace(one, wrong=ModelErrors(step_times=0.5))).result != exact

@@ -9,8 +9,7 @@ from clusters import nodes, run
 
 from edl.cluster.policies.simple import Fifo
 from edl.errors import UsageError
-from edl.simulator.trace import parse_trace, read_trace
-from edl.simulator.workload import TimedWork
+from edl.simulator.workload import TimedWork, parse_trace, read_trace
 
 
 def lines(text: str) -> list[str]:
@@ -38,14 +37,6 @@ def test_more_slots_by_amdahls_law() -> None:
     step, noise_scale = work.observed((2, 2), 1, 0)
     assert (step.workers, step.hosts, step.batch, noise_scale) == (4, 2, 0.25, None)
     assert step.step_s == step.compute_s == pytest.approx(400 / 6)
-
-
-def test_a_job_of_a_measured_application() -> None:
-    text = "name,time_s,slots,application,batch_size,max_slots|a,0,4,cifar10,512,99|b,0,1,ncf,256,"
-    jobs = parse_trace(lines(text), "t.csv", 64)
-    # Local batches are at least 32, so 512 samples are for 16 slots; with 2048 it may have 64.
-    assert (jobs[0].min_slots, jobs[0].max_slots, jobs[0].batches) == (4, 64, (128, 4096))
-    assert (jobs[1].kind, jobs[1].max_slots) == ("ncf", 1)
 
 
 def test_weights() -> None:
@@ -80,22 +71,7 @@ GOOD = "name,time_s,slots,duration_s"
         (f"{GOOD},max_slots|a,0,2,1,1", "line 2: slots is 2; it must lie between min_slots, 2, an"),
         (f"{GOOD},parallel_fraction|a,0,2,1,2", "line 2: parallel_fraction is 2; it must be 0 to"),
         (f"{GOOD},weight|a,0,2,1,0", "line 2: weight is 0; it must be more"),
-        (
-            "name,time_s,slots,application,batch_size|a,0,1,resnet,8",
-            "line 2: there is no application 'resnet'; measured are bert, cifar10, ",
-        ),
-        (
-            "name,time_s,slots,application,batch_size|a,0,1,bert,8",
-            "line 2: bert was measured with batches of 12 to 384, not of 8",
-        ),
-        (
-            "name,time_s,slots,application,batch_size|a,0,4,bert,12",
-            "line 2: bert with a batch of 12 was measured on at most 3 slots, not on 4",
-        ),
-        (
-            "name,time_s,slots,application|a,0,4,bert",
-            "line 2: batch_size is ''; write a number",
-        ),
+        (f"{GOOD},application|a,0,1,1,bert", "line 1: there is no use for column 'application'"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_with_the_line(text: str, said: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clusters import nodes, result, submitted
 
-from edl.simulator.registry import registered_policy
+from benchmarks.published.srtf import Srtf
 from edl.simulator.results import JobResult, Result, SlotSpan, Usage, levels, spans
 
 # 4 slots, free resizes: b takes them from a at 10 s (90 s of a remain), and c waits for one.
@@ -12,7 +12,7 @@ JOBS = [submitted("a", 0, 100, 4), submitted("b", 10, 50, 4), submitted("c", 60,
 
 
 def simulated() -> Result:
-    return result(registered_policy("srtf"), JOBS, nodes(4))
+    return result(Srtf(), JOBS, nodes(4))
 
 
 def test_the_spans_of_a_job() -> None:

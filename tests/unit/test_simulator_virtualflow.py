@@ -7,19 +7,19 @@ from statistics import fmean
 
 import pytest
 
-from edl.simulator.built_in import SETS, VIRTUALFLOW
+from benchmarks.published.runs import SETS, VIRTUALFLOW, PublishedRun
+from benchmarks.published.virtualflow_answers import MeasuredEnds, measured_ends
+from benchmarks.published.virtualflow_workload import virtualflow_jobs
 from edl.simulator.engine import Rules
-from edl.simulator.published.virtualflow_answers import MeasuredEnds, measured_ends
-from edl.simulator.published.workloads.virtualflow_workload import virtualflow_jobs
 from edl.simulator.results import Result
-from edl.simulator.runs import SimulatedRun, do
+from edl.simulator.runs import do
 
 
 def simulated(policy: str) -> Result:
     of = SETS[VIRTUALFLOW]
     rules = Rules(of.interval_s, of.resize)
     return do(
-        SimulatedRun(policy, rules, of.nodes, of.slots, jobs=tuple(virtualflow_jobs()))
+        PublishedRun(policy, rules, of.nodes, of.slots, jobs=tuple(virtualflow_jobs()))
     ).result
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from clusters import decide, job, nodes
 
+from benchmarks.published.model_errors import ErrorModelPolicy, ModelErrors, step_time_error
 from edl.cluster.state import EXACT, Allocation, ClusterState
-from edl.simulator.costs import ErrorModelPolicy, ModelErrors, step_time_error
 
 JOBS = [job(f"j{number}") for number in range(40)]
 

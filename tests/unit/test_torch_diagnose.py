@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from edl.contrib.torch_balance import layer_balance
 from edl.errors import UsageError
-from edl.torch.diagnose import layer_balance
 from edl.torch.replica import Copier, to_tensors
 
 

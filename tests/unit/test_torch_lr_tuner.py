@@ -16,13 +16,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import lr_scheduler as lr
 
-from edl.binding import lr_tuner as shared
+from edl.contrib import lr_tuner as shared
+from edl.contrib import torch_lr_tuner as lr_tuner
+from edl.contrib.lr_rules import points
+from edl.contrib.torch_lr_tuner import LRTuner, Probe
 from edl.errors import UsageError
-from edl.policy.lr_tuner import points
 from edl.schedules import Knee
-from edl.torch import lr_schedules, lr_tuner
+from edl.torch import lr_schedules
 from edl.torch.lr_schedules import LRSchedule, Schedulers
-from edl.torch.lr_tuner import LRTuner, Probe
 from edl.worker.loader_steps import Update
 
 ROOT = Path(__file__).resolve().parents[2]

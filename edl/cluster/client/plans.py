@@ -6,25 +6,20 @@ import time
 from collections.abc import Mapping, Sequence
 
 from edl.cluster.leases import lease_summary, with_leases
-from edl.cluster.manifest import JobManifest
 from edl.cluster.plan import plan
-from edl.cluster.queues import unknown_queue
 from edl.cluster.records import ControllerRecord, LeaseTable
 from edl.cluster.runs import RunReader, cluster_view, job_view
 from edl.cluster.status import (
     ClusterStatus,
     JobPlan,
-    RequestForecast,
     cluster_status,
     job_plans,
-    request_forecast,
     with_new_decision,
     with_new_host,
 )
 from edl.cluster.store import ClusterSnapshot, ClusterStore, StoredJob
 from edl.cluster.view import ClusterView, JobView, MeasuredThroughput, RunRecords
 from edl.cluster_policies import load_policy, policy_of
-from edl.errors import UsageError
 
 
 def status_of_cluster(store: ClusterStore) -> ClusterStatus:
@@ -64,14 +59,6 @@ def plan_with_host(
 ) -> tuple[JobPlan, ...]:
     view = with_new_host(read_view(store), slots, labels)
     return job_plans(view, plan(with_new_decision(view), policy_of(view.settings), time.time()))
-
-
-def forecast_request(store: ClusterStore, request: JobManifest) -> RequestForecast:
-    """Return which slots a job would get if it were submitted now, and what others would lose."""
-    view = read_view(store)
-    if view.queues and request.queue not in view.queues:
-        raise UsageError(unknown_queue(store.nodes.what, request.queue, view.queues))
-    return request_forecast(view, request, policy_of(view.settings), time.time())
 
 
 def read_view(store: ClusterStore) -> ClusterView:

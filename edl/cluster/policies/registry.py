@@ -1,7 +1,6 @@
 """Register the cluster policies that edl offers, by name.
 
-Further published policies, for comparison, are in :mod:`edl.simulator.published`; only the
-simulator registers those (:mod:`edl.simulator.registry`).
+Policies of papers that exist only to be compared with them are in ``benchmarks/published``.
 """
 
 from __future__ import annotations
@@ -44,16 +43,14 @@ POLICIES: Registry = {
 """The policies of the product."""
 
 
-def policy_named(
-    name: str, seed: int = 0, resize_s: float | None = None, known: Registry = POLICIES
-) -> ClusterPolicy:
+def policy_named(name: str, seed: int = 0, resize_s: float | None = None) -> ClusterPolicy:
     """Return the policy that is registered as `name`, with the given parameters."""
-    if name not in known:
+    if name not in POLICIES:
         raise UsageError(
-            f"there is no policy {name!r}; use one of {', '.join(known)}, or name your own: "
+            f"there is no policy {name!r}; use one of {', '.join(POLICIES)}, or name your own: "
             "module:Class"
         )
-    return with_run(known[name][0], seed, resize_s)
+    return with_run(POLICIES[name][0], seed, resize_s)
 
 
 def with_run(

@@ -1,7 +1,7 @@
 // The page of a cluster.
 
 import { html } from "./html.mjs";
-import { ClusterEvents, ClusterHeader, ClusterJobs, Hosts, Leaderless, Queues, WhatIf } from "./cluster_view.mjs";
+import { ClusterEvents, ClusterHeader, ClusterJobs, Hosts, Leaderless, Queues } from "./cluster_view.mjs";
 import { ActionStatus, Actions } from "./actions.mjs";
 import { SlotChart } from "./cluster_chart.mjs";
 import { JobColours } from "./cluster_colours.mjs";
@@ -12,7 +12,7 @@ import { LivePage, Notices } from "./live_page.mjs";
 
 const CHART_MS = 15000; // after which the chart is asked for again though nothing was logged
 const state = {
-  chosen: null, facts: null, forecast: null,
+  chosen: null, facts: null,
   chart: null, chartProblem: "", chartFilter: { period: 3600, job: "", host: "" },
 };
 const page = new LivePage("cluster", () => html`<${Page} />`, onNew, onSections);
@@ -75,17 +75,6 @@ function onChart(change) {
   draw();
 }
 
-async function onForecast(values) {
-  state.forecast = { asks: true };
-  draw();
-  try {
-    state.forecast = await ask(`api/what-if?${new URLSearchParams(values)}`);
-  } catch (error) {
-    state.forecast = { message: error.message };
-  }
-  draw();
-}
-
 /** Return the names of the jobs that are shown: those of the chart, then of the hosts and the table. */
 function shownJobs() {
   const rows = state.chart?.rows ?? [];
@@ -111,7 +100,6 @@ function Page() {
       ${whole && html`<${SlotChart} chart=${state.chart} problem=${state.chartProblem || history?.problem} filter=${state.chartFilter}
         hosts=${hosts?.rows ?? []} chosen=${state.chosen} colours=${colours} onChart=${onChart} onChoose=${onChoose} />`}
       <${ClusterJobs} jobs=${jobs} header=${header} now=${now} chosen=${state.chosen} facts=${state.facts} token=${page.token} actions=${actions} colours=${colours} onChoose=${onChoose} />
-      ${whole && html`<${WhatIf} queues=${queues ?? []} forecast=${state.forecast} onForecast=${onForecast} />`}
       ${whole && html`<${Queues} queues=${queues ?? []} tenants=${tenants ?? []} slots=${header.slots} />`}
       ${whole && html`<${Hosts} hosts=${hosts} actions=${actions} colours=${colours} onChoose=${onChoose} />`}
       ${whole && html`<${ClusterEvents} events=${events} counts=${logged?.counts ?? {}} unreadable=${logged?.unreadable} now=${now} />`}

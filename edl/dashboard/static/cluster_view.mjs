@@ -134,47 +134,6 @@ export function ClusterJobs({ jobs: list, header, now, chosen, facts, token, act
     <//>`;
 }
 
-function Field({ name, label, hint, ...rest }) {
-  return html`<label class="field">${label}<input name=${name} placeholder=${hint} autocomplete="off" ...${rest} /></label>`;
-}
-
-function Forecast({ forecast }) {
-  if (forecast.asks) return html`<p class="muted">The policy is asked…</p>`;
-  if (forecast.message) return html`<p class="tone-bad">${forecast.message}</p>`;
-  const hosts = Object.entries(forecast.slots);
-  const total = hosts.reduce((all, [, slots]) => all + slots, 0);
-  return html`
-    <p><strong>${total ? `It would get ${counted(total, "slot")}` : "It would wait"}</strong>${total ? ` (${hosts.map(([host, slots]) => `${host}: ${slots}`).join(", ")})` : ""}</p>
-    ${forecast.reason && html`<p class="aside">${forecast.reason}</p>`}
-    ${forecast.problem && html`<p class="aside tone-bad">${forecast.problem}</p>`}
-    ${forecast.changed > 0 && html`<p class="aside">${counted(forecast.changed, "other job")} would get more or fewer slots:</p>
-      <ul class="changes">${forecast.changes.map((one) => html`<li>${one.job}: ${one.without} → ${one.planned}</li>`)}
-      ${forecast.changed > forecast.changes.length && html`<li>and ${forecast.changed - forecast.changes.length} more</li>`}</ul>`}
-    ${!forecast.changed && html`<p class="aside muted">No other job would get more or fewer slots.</p>`}`;
-}
-
-/** The form that asks what a job would get now. */
-export function WhatIf({ queues, forecast, onForecast }) {
-  const chosen = queues.filter((one) => one.is_set);
-  const submit = (event) => {
-    event.preventDefault();
-    onForecast(Object.fromEntries(new FormData(event.target)));
-  };
-  return html`
-    <${Card} name="what-if" title="What would a job get now?" note="The cluster's policy is asked about the jobs that are there, and this one more. Nothing is submitted.">
-      <form class="fields" onSubmit=${submit}>
-        <${Field} name="np" label="workers" hint="max" inputmode="numeric" required />
-        <${Field} name="min" label="at least" hint="1" inputmode="numeric" />
-        <${Field} name="max" label="at most" hint="workers" inputmode="numeric" />
-        <${Field} name="priority" label="priority" hint="0" />
-        ${chosen.length > 0 && html`<label class="field">queue<select name="queue">${chosen.map((one) => html`<option value=${one.queue}>${one.queue}</option>`)}</select></label>`}
-        <${Field} name="labels" label="only hosts with labels" hint="gpu=h100" />
-        <button type="submit">Ask</button>
-      </form>
-      <div class="forecast" aria-live="polite">${forecast && html`<${Forecast} forecast=${forecast} />`}</div>
-    <//>`;
-}
-
 function Share({ queue, slots }) {
   const full = Math.max(slots, queue.slots, 1);
   const said = `${queue.guaranteed} of its quota of ${queue.quota}, ${queue.surplus} beyond it`;

@@ -1,15 +1,4 @@
-"""Say what a job gains from another size: R(k), measured and fitted, and what a change costs.
-
-R(k) is the throughput of k workers together, in samples a second. The fitted curve is the model by
-which the job's own size rule decides (:meth:`ScalingProfile.observation`). A change of size stops
-training for ``change_s`` seconds. What is lost then, R(now) * change_s samples, has been made up
-after
-
-    R(now) * change_s / (R(k) - R(now))    seconds, if R(k) > R(now).
-
-The throughputs are means over all steps at a size. While the present one is far from its mean, as
-when a slow worker holds the job up, they say nothing of the present: no gain is told then.
-"""
+"""Lay out the charts of the pages: slots over time, throughput by size and over time, workers."""
 
 from __future__ import annotations
 
@@ -33,8 +22,7 @@ from edl.spec import Sizes
 from edl.status import JobStatus, MemberStatus
 from edl.text import workers
 
-# ------------------------------------------------------------
-# Lay out who had which slots when: the Gantt chart of a cluster, over its hosts.
+# --- Lay out who had which slots when: the Gantt chart of a cluster, over its hosts.
 #
 # `slot_chart` draws each interval as boxes on the *lanes* of its host, one for each slot. Where
 # that is more than a browser can show, the chart has a row for each host, or for several hosts
@@ -42,14 +30,10 @@ from edl.text import workers
 # cluster has done.
 
 
-MOST_LANES = 96  # of all hosts together; a lane is 13 pixels high
-
-MOST_BOXES = 1500
-
-MOST_ROWS = 40  # of a chart of use
-
+MAX_LANES = 96  # of all hosts together; a lane is 13 pixels high
+MAX_BOXES = 1500
+MAX_ROWS = 40  # of a chart of use
 COLUMNS = 180  # of a chart of use
-
 SAME_S = 0.5  # events of one plan are written one after the other, within less than that
 
 
@@ -111,11 +95,11 @@ def slot_chart(
     for one in shown:
         of_host[one.host].append(one)
     hosts = sorted({*slots, *of_host}, key=natural_order)
-    is_large = len(shown) > MOST_BOXES  # each interval is a box at least
+    is_large = len(shown) > MAX_BOXES  # each interval is a box at least
     laid_out = () if is_large else hosts
     rows = [_lanes_of(host, of_host[host], slots.get(host, 0), from_s) for host in laid_out]
-    is_large |= sum(row.lanes for row in rows) > MOST_LANES
-    is_large |= sum(len(row.boxes) for row in rows) > MOST_BOXES
+    is_large |= sum(row.lanes for row in rows) > MAX_LANES
+    is_large |= sum(len(row.boxes) for row in rows) > MAX_BOXES
     return SlotChart(
         from_s=from_s,
         to_s=to_s,
@@ -179,7 +163,7 @@ def _use(
     to_s: float,
 ) -> tuple[HostUsage, ...]:
     """Return a row for each host, or for several together, with the part of slots in use."""
-    together = max(1, ceil(len(hosts) / MOST_ROWS))
+    together = max(1, ceil(len(hosts) / MAX_ROWS))
     found = []
     for first in range(0, len(hosts), together):
         group = hosts[first : first + together]
@@ -203,12 +187,22 @@ def _add(used: list[float], one: SlotInterval, from_s: float, to_s: float) -> No
         used[column] += one.slots * (min(end, column + 1.0) - max(begin, float(column)))
 
 
-MOST_SIZES = 64  # of the fitted curve
+# --- Say what a job gains from another size: R(k), measured and fitted, and what a change costs.
+#
+# R(k) is the throughput of k workers together, in samples a second. The fitted curve is the model
+# by which the job's own size rule decides (`ScalingProfile.observation`). A change of size stops
+# training for `change_s` seconds. What is lost then, R(now) * change_s samples, has been made up
+# after
+#
+#     R(now) * change_s / (R(k) - R(now))    seconds, if R(k) > R(now).
+#
+# The throughputs are means over all steps at a size. While the present one is far from its mean, as
+# when a slow worker holds the job up, they say nothing of the present: no gain is told then.
 
+
+MAX_SIZES = 64  # of the fitted curve
 FAR = 1.5  # the factor between the present throughput and its mean, from which the means are void
-
 FAR_WHEN_SLOW = 1.1  # while the others wait for a slow worker
-
 BEYOND = 2  # a curve without an end goes on to so many times the largest size known
 
 
@@ -290,11 +284,11 @@ def scaling_curve(
 
 
 def _sizes(now: Observation) -> list[int]:
-    """Return allowed sizes from 1 worker on, at most `MOST_SIZES`, evenly spread."""
+    """Return allowed sizes from 1 worker on, at most `MAX_SIZES`, evenly spread."""
     seen = max([now.np, *now.seen], default=1)
     limit = min(now.most, BEYOND * max(seen, now.sizes.min_np, 2))
     known = _allowed(now.sizes, range(1, max(limit, seen) + 1))
-    every = max(1, -(-len(known) // MOST_SIZES))
+    every = max(1, -(-len(known) // MAX_SIZES))
     return sorted({*known[::every], *known[-1:]})
 
 
@@ -364,17 +358,14 @@ def _eta_s(left: float | None, samples_per_s: float, change_s: float) -> float |
     return round(left / samples_per_s + change_s, 1) if left and samples_per_s > 0 else None
 
 
-# ------------------------------------------------------------
-# Keep a job's speed over time in bounded memory: means over equal periods.
+# --- Keep a job's speed over time in bounded memory: means over equal periods.
 #
-# `ThroughputHistory` begins with periods of a second. Whenever it has more than `MOST_PERIODS`, the
+# `ThroughputHistory` begins with periods of a second. Whenever it has more than `MAX_PERIODS`, the
 # length of its periods doubles, so a week is as large as an hour.
 
 
-MOST_PERIODS = 300
-
+MAX_PERIODS = 300
 FIRST_PERIOD_S = 1.0
-
 GAP_S = 10.0  # without a sample, beyond a period: no line is drawn there
 
 
@@ -430,7 +421,7 @@ class ThroughputHistory(Record):
     def with_sample(self, sample: SpeedSample) -> ThroughputHistory:
         """Return the history with `sample`, which is the newest."""
         new = replace(self, samples=_added(self.samples, sample, self.period_s))
-        while len(new.samples) > MOST_PERIODS:
+        while len(new.samples) > MAX_PERIODS:
             new = new._doubled()
         return new
 
@@ -473,16 +464,14 @@ def _added(
     return (*samples, sample)
 
 
-# ------------------------------------------------------------
-# Lay out the workers of a job beside their median: what each spends its steps with.
+# --- Lay out the workers of a job beside their median: what each spends its steps with.
 #
 # The times come from the leader's scaling profile, which has those of the slowest workers. Of a
 # worker's reduction, what is longer than the shortest reduction of all is waiting: the worker that
 # all others wait for waits for none (`_network`).
 
 
-MOST_HOSTS = 24
-
+MAX_HOSTS = 24
 SLOW_BELOW = 0.8  # of the median speed, as the default of the policy for stragglers has it
 
 
@@ -524,7 +513,7 @@ class WorkerTable(Record):
     rows: tuple[WorkerRow, ...]
     total: int  # the number of workers
     stages: Mapping[str, int]  # the number of workers by stage
-    hosts: Mapping[str, int]  # the number of workers by host, of at most `MOST_HOSTS` hosts
+    hosts: Mapping[str, int]  # the number of workers by host, of at most `MAX_HOSTS` hosts
     host_count: int  # the number of hosts
     timed: int  # the number of workers whose times are known: the slowest ones
     # the median, over the timed workers, of computing and loading in a step; None: none
@@ -542,15 +531,15 @@ def worker_table(status: JobStatus, times: Sequence[Times]) -> WorkerTable:
     usual = median(rates) if rates else None
     least_s = min((one.reduce_s for one in known.values()), default=0.0)
     rows = [_row(one, status, known.get(one.id), usual, least_s) for one in status.members]
-    if len(rows) > MOST_ROWS:
-        rows = sorted(rows, key=_unusual)[:MOST_ROWS]
+    if len(rows) > MAX_ROWS:
+        rows = sorted(rows, key=_unusual)[:MAX_ROWS]
     rows.sort(key=lambda one: (one.rank is None, one.rank or 0, one.worker))
     hosts = Counter(one.host for one in status.members)
     return WorkerTable(
         rows=tuple(rows),
         total=len(status.members),
         stages=dict(sorted(Counter(str(one.stage) for one in status.members).items())),
-        hosts=dict(sorted(hosts.items())[:MOST_HOSTS]),
+        hosts=dict(sorted(hosts.items())[:MAX_HOSTS]),
         host_count=len(hosts),
         timed=len(known),
         own_s=own_s,

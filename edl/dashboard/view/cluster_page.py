@@ -19,8 +19,8 @@ from edl.dashboard.view.page import job_counts
 from edl.record import Record
 from edl.text import counted
 
-MOST_HOSTS = 200  # that are shown; those that need a look come first
-MOST_HOST_JOBS = 12  # of one host
+MAX_HOSTS = 200  # that are shown; those that need a look come first
+MAX_HOST_JOBS = 12  # of one host
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ClusterObservation:
 
 
 @dataclass(frozen=True)
-class ShownHost(Record):
+class HostSummary(Record):
     """A host as the page lists it; a lease without a host is listed as one, too."""
 
     host: Annotated[str, "its name; empty: the engine has not said where the lease is"]
@@ -91,7 +91,7 @@ def cluster_sections(reading: ClusterObservation) -> dict[str, Any]:
     status = reading.status
     return {
         "header": cluster_header(reading),
-        "hosts": None if status is None else shown_hosts(status.hosts, reading.leases),
+        "hosts": None if status is None else host_views(status.hosts, reading.leases),
         "queues": None if status is None else status.queues,
         "tenants": None if status is None else tenant_uses(reading),
     }
@@ -138,18 +138,20 @@ def cluster_in_words(reading: ClusterObservation) -> tuple[str, str]:
     return f"{status.used} of {counted(status.slots, 'slot')} in use", "good"
 
 
-def shown_hosts(hosts: Sequence[HostStatus], leases: LeaseTable) -> dict[str, Any]:
+def host_views(hosts: Sequence[HostStatus], leases: LeaseTable) -> dict[str, Any]:
     """Return the hosts that the page lists, and how many there are."""
     of_host = {one.host: f"{name}, {one.state}" for name, one in leases.leases.items() if one.host}
     order = sorted(hosts, key=lambda one: (one.state == "offers", natural_order(one.host)))
-    rows = [_shown_host(one, of_host.get(one.host, "")) for one in order[:MOST_HOSTS]]
+    rows = [_host_view(one, of_host.get(one.host, "")) for one in order[:MAX_HOSTS]]
     known = {one.host for one in hosts}
     absent = [
-        ShownHost("", str(one.state), "warning", one.slots, 0, {}, 0, {}, "", _lease(name, one.why))
+        HostSummary(
+            "", str(one.state), "warning", one.slots, 0, {}, 0, {}, "", _lease(name, one.why)
+        )
         for name, one in leases.leases.items()
         if one.host not in known and one.state is not LeaseState.ENDED
     ]
-    return {"rows": [*rows, *absent[:MOST_HOSTS]], "total": len(hosts), "leases": len(absent)}
+    return {"rows": [*rows, *absent[:MAX_HOSTS]], "total": len(hosts), "leases": len(absent)}
 
 
 def tenant_uses(reading: ClusterObservation) -> tuple[TenantUsage, ...]:
@@ -197,11 +199,11 @@ def _lease(name: str, why: str) -> str:
     return f"{name}: {why}" if why else name
 
 
-def _shown_host(host: HostStatus, lease: str) -> ShownHost:
+def _host_view(host: HostStatus, lease: str) -> HostSummary:
     """Return a host as the page lists it; `lease` is the lease under which it is lent."""
-    most = sorted(host.jobs.items(), key=lambda one: (-one[1], one[0]))[:MOST_HOST_JOBS]
+    most = sorted(host.jobs.items(), key=lambda one: (-one[1], one[0]))[:MAX_HOST_JOBS]
     tone = "good" if host.state == "offers" else "over" if host.state == "drained" else "warning"
-    return ShownHost(
+    return HostSummary(
         host=host.host,
         state=host.state,
         tone=tone,

@@ -14,8 +14,7 @@ from edl.event_text import EXPLANATIONS, Severity, cost
 from edl.events import Event, EventKind
 from edl.record import Record
 
-MOST_EVENTS = 2000  # as many as ZooKeeper keeps
-
+MAX_EVENTS = 2000  # as many as ZooKeeper keeps
 PAGE = 100
 
 _TONES = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.NORMAL: "plain"}
@@ -26,7 +25,7 @@ CONCERNING = ("bad", "warning")  # the tones of events that somebody should look
 
 
 @dataclass(frozen=True)
-class ShownEvent(Record):
+class EventView(Record):
     """An event as the page lists it."""
 
     number: int  # its number in the log
@@ -53,11 +52,11 @@ def tone_of(kind: EventKind) -> str:
     return "change" if tone == "plain" and kind in CHANGE else tone
 
 
-def shown_event(number: int, event: Event, job: str = "JOB") -> ShownEvent:
+def event_view(number: int, event: Event, job: str = "JOB") -> EventView:
     """Return `event`, which has `number` in the log, as the page lists it."""
     tone, known = tone_of(event.kind), EXPLANATIONS[event.kind]
     concerns = tone in CONCERNING
-    return ShownEvent(
+    return EventView(
         number=number,
         at_s=event.time,
         kind=str(event.kind),
@@ -125,7 +124,7 @@ class EventBuffer(Generic[Shown]):
     """The newest 2,000 events of a job or a cluster; one thread adds to it at a time."""
 
     def __init__(self) -> None:
-        self._events: deque[Shown] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Shown] = deque(maxlen=MAX_EVENTS)
 
     def add(self, events: Iterable[Shown]) -> None:
         """Append `events`, the oldest first; the oldest of too many are dropped."""
@@ -146,15 +145,14 @@ class EventBuffer(Generic[Shown]):
         return found
 
 
-# ------------------------------------------------------------
-# Turn an event of a cluster into what its page lists: with who is behind it.
+# --- Turn an event of a cluster into what its page lists: with who is behind it.
 
 
 _ABOUT_HOSTS = frozenset({ClusterEventKind.HOST, ClusterEventKind.LEASE})
 
 
 @dataclass(frozen=True)
-class ShownClusterEvent(Record):
+class ClusterEventView(Record):
     """An event of a cluster as the page lists it."""
 
     number: Annotated[int, "its number in the log"]
@@ -171,12 +169,12 @@ class ShownClusterEvent(Record):
         return f"{self.kind} {self.about} {self.reason} {self.by}"
 
 
-def shown_cluster_event(number: int, event: ClusterEvent) -> ShownClusterEvent:
+def cluster_event_view(number: int, event: ClusterEvent) -> ClusterEventView:
     """Return `event`, which has `number` in the log, as the page lists it."""
     tone = "user" if event.kind in BY_USERS else "plain"
     tone = "host" if event.kind in _ABOUT_HOSTS else tone
     tone = "bad" if event.result is LifeResult.FAILED else tone
-    return ShownClusterEvent(
+    return ClusterEventView(
         number=number,
         at_s=event.time_s,
         kind=str(event.kind),

@@ -12,14 +12,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
-from edl.dashboard.view import incidents as causes
-from edl.dashboard.view.incidents import Cause, ShownIncident, listed
-from edl.dashboard.view.tense import in_tense, tenses
+from edl.dashboard.view.incidents import OF_ZOOKEEPER, Cause, IncidentView, listed
 from edl.record import Record
 from edl.text import duration_in_words, verb, workers
 
 NUMBER = -1  # of the incident: those of events begin at 0
-
 KIND = "zookeeper_away"
 
 
@@ -65,13 +62,13 @@ def outage_incident(
     now_s: float,
     step: int,
     asked: WorkerReports,
-) -> ShownIncident:
+) -> IncidentView:
     lasted = duration_in_words(lasted_s)
     what = (
         f"ZooKeeper has not answered this page for {lasted}: no worker can join or leave. If one "
         "is lost now, the others wait for ZooKeeper, 10 min by default (elastic_timeout_s)."
     )
-    return ShownIncident(
+    return IncidentView(
         number=NUMBER,
         at_s=now_s - lasted_s,
         kind=KIND,
@@ -79,7 +76,7 @@ def outage_incident(
         step=step,
         until_s=None,
         what=what,
-        why=in_tense(cause.why, is_over=False),
+        why=cause.why,
         advice=cause.advice,
         since=_since(step, asked),
     )
@@ -113,8 +110,7 @@ def _since(step: int, asked: WorkerReports) -> str:
     return text
 
 
-# ------------------------------------------------------------
-# Say why ZooKeeper does not answer, by what its servers do with a new connection.
+# --- Say why ZooKeeper does not answer, by what its servers do with a new connection.
 
 
 class ServerProbe(StrEnum):
@@ -125,42 +121,37 @@ class ServerProbe(StrEnum):
     OPEN = "open"  # the machine takes the connection, as it does for a process that is stopped, too
 
 
-def outage_cause(trouble: str, probes: Mapping[str, ServerProbe]) -> causes.Cause:
-    """Return why ZooKeeper does not answer, in both tenses, and what to do."""
-    cause, _, advice = trouble.partition(": ")
+def outage_cause(trouble: str, probes: Mapping[str, ServerProbe]) -> Cause:
+    """Return why ZooKeeper does not answer, and what to do; `trouble` is that of this machine."""
+    why, _, advice = trouble.partition(": ")
     if advice:
-        why = f"{cause}.".replace("Its ", "The server's ", 1).replace(" its ", " the server's ", 1)
-        for verb, then in (("is", "was"), ("has ended", "had ended")):
-            why = why.replace(f" {verb}", f" {tenses(verb, then)}", 1)
-        return causes.Cause(why, f"{advice[:1].upper()}{advice[1:]}")
-    why, todo = (_said(words, probes) for words in (_WORDS, _ADVICE))
-    return causes.Cause(
-        why or causes.OF_ZOOKEEPER.why,
-        f"{todo or causes.OF_ZOOKEEPER_AWAY} {causes.WHILE_ZOOKEEPER_IS_AWAY}",
-    )
+        why = why.replace("Its ", "The server's ", 1).replace(" its ", " the server's ", 1)
+        # It is told when it is over, too.
+        why = why.replace(" is ", " was ", 1).replace(" has ended", " had ended", 1)
+        return Cause(f"{why}.", f"{advice[:1].upper()}{advice[1:]}")
+    servers: dict[ServerProbe, list[str]] = {}
+    for server, probe in probes.items():
+        servers.setdefault(probe, []).append(server)
+    known = [(probe, listed(servers[probe])) for probe in ServerProbe if probe in servers]
+    why = " ".join(_WHY[probe].format(names) for probe, names in known)
+    advice = " ".join(_ADVICE[probe].format(names) for probe, names in known)
+    return Cause(why or OF_ZOOKEEPER.why, f"{advice or _UNKNOWN} {_GOES_ON}")
 
 
-def _said(words: Mapping[ServerProbe, str], probes: Mapping[str, ServerProbe]) -> str:
-    """Return a sentence for each way in which some servers treat a connection, with their names."""
-    return " ".join(
-        sentence.format(listed(names))
-        for way, sentence in words.items()
-        if (names := [server for server, one in probes.items() if one is way])
-    )
-
-
-_IS, _DOES_NOT = tenses("is", "was"), tenses("does not", "did not")
-
-_WORDS = {
-    ServerProbe.REFUSED: f"No server {tenses('runs', 'ran')} at {{0}}: the machine "
-    f"{tenses('refuses', 'refused')} connections, so the process {tenses('has', 'had')} ended.",
-    ServerProbe.SILENT: f"Nothing {tenses('answers', 'answered')} at {{0}}: the machine {_IS} down "
-    f"or frozen, or the network to it {_IS} cut.",
-    ServerProbe.OPEN: f"A server at {{0}} {tenses('takes', 'took')} connections, but "
-    f"{_DOES_NOT} answer: it {_IS} stopped or overloaded, its disk {_IS} full, or it {_DOES_NOT} "
-    "reach most of the other servers.",
+_UNKNOWN = "Let it run again: start the server, give it disk space, or mend the network."
+_GOES_ON = (
+    "On the host where edl has started it, `edl zookeeper start` starts it again with its data, "
+    "and `edl zookeeper status` names its log. The job goes on by itself when ZooKeeper answers."
+)
+# What was seen stays true when the outage is over.
+_WHY = {
+    ServerProbe.REFUSED: "No server ran at {0}: the machine refused connections, so the process "
+    "had ended.",
+    ServerProbe.SILENT: "Nothing answered at {0}: the machine was down or frozen, or the network "
+    "to it was cut.",
+    ServerProbe.OPEN: "A server at {0} took connections, but did not answer: it was stopped or "
+    "overloaded, its disk was full, or it did not reach most of the other servers.",
 }
-
 _ADVICE = {
     ServerProbe.REFUSED: "Start the server at {0} again, and read in its log why it has ended.",
     ServerProbe.SILENT: "Of {0}: `ping` its host; start it again or mend the network to it.",

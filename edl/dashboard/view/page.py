@@ -16,7 +16,7 @@ from edl.dashboard.view.charts import (
     step_parts,
     worker_table,
 )
-from edl.dashboard.view.incidents import IncidentLog, shown_incidents, with_incidents
+from edl.dashboard.view.incidents import IncidentLog, incident_views, with_incidents
 from edl.dashboard.view.timeline import GenerationTimeline
 from edl.events import CheckpointDetails, Event, GenerationDetails, ResumedDetails
 from edl.job.profile import Curve
@@ -28,8 +28,7 @@ from edl.records import JobState, Stage
 from edl.status import JobStatus, estimated_remaining_s, job_status
 from edl.text import counted, duration_in_words, verb, workers
 
-# ------------------------------------------------------------
-# Say what the ledger has counted of the present epoch, and what a job has lost of its work.
+# --- Say what the ledger has counted of the present epoch, and what a job has lost of its work.
 
 
 @dataclass(frozen=True)
@@ -87,11 +86,10 @@ def ledger_summary(snapshot: Snapshot, work: SavedWork) -> LedgerSummary:
     )
 
 
-# ------------------------------------------------------------
-# Lay out a job's loss and learning rate over its steps, beside the changes of its ring.
+# --- Lay out a job's loss and learning rate over its steps, beside the changes of its ring.
 
 
-MOST_CHANGES = 60
+MAX_CHANGES = 60
 
 
 def learning_charts(curve: LearningCurve, timeline: GenerationTimeline) -> dict[str, Any]:
@@ -106,12 +104,11 @@ def learning_charts(curve: LearningCurve, timeline: GenerationTimeline) -> dict[
         **curve.columns(),
         "is_mean": curve.trend.is_mean,
         "not_finite": [one.step for one in curve.points if one.not_finite],
-        "changes": changes[-MOST_CHANGES:],
+        "changes": changes[-MAX_CHANGES:],
     }
 
 
-# ------------------------------------------------------------
-# Decide how old the newest report of a job's leader is: by one clock, that of the reader.
+# --- Decide how old the newest report of a job's leader is: by one clock, that of the reader.
 #
 # The leader writes the status of its job, with the time of its own clock. What a reader knows for
 # certain is for how long it has not seen a new one, by a clock of its own that nobody sets. Only at
@@ -120,7 +117,6 @@ def learning_charts(curve: LearningCurve, timeline: GenerationTimeline) -> dict[
 
 
 UNREPORTED_S = 15.0  # after which a report is old, or more:
-
 PERIODS = 3  # of the job's status_period_s
 
 
@@ -168,13 +164,11 @@ def report_age(snapshot: Snapshot, newest: LeaderReport, steady_s: float) -> Rep
     return ReportAge(age_s, max(UNREPORTED_S, PERIODS * period_s))
 
 
-# ------------------------------------------------------------
-# Choose the jobs of a cluster that its page lists: by state, queue and words, page by page.
+# --- Choose the jobs of a cluster that its page lists: by state, queue and words, page by page.
 
 
 PAGE = 50
-
-MOST_JOBS = 500  # of one answer
+MAX_JOBS = 500  # of one answer
 
 _ORDER = {LifeState.QUEUED: 1, LifeState.HALTED: 2, LifeState.ENDED: 3}
 
@@ -275,6 +269,9 @@ def job_header(
     words, tone = state_in_words(status, standing_s, report)
     paused_s = max(0.0, now_s - timeline.paused_since_s) if timeline.paused_since_s else 0.0
     goodput = timeline.goodput(now_s, standing_s)
+    samples_per_s = round(status.samples_per_s, 2) if report.is_fresh else None
+    if status.state.over or standing_s:
+        samples_per_s = 0.0
     return JobHeader(
         job=status.job,
         state=str(status.state),
@@ -295,7 +292,7 @@ def job_header(
         sizes=status.sizes,
         step=status.step,
         epoch=status.epoch,
-        samples_per_s=_present_rate(status, standing_s, report),
+        samples_per_s=samples_per_s,
         median_step_s=status.median_step_s,
         global_batch=status.global_batch,
         goodput=None if goodput is None else round(goodput, 4),
@@ -384,19 +381,7 @@ def _prepare(count: int) -> str:
     return verb(count, "prepares", "prepare")
 
 
-def _present_rate(status: JobStatus, standing_s: float, report: ReportAge) -> float | None:
-    """Return the present throughput in samples a second; None if it is not known."""
-    if status.state.over or standing_s:
-        return 0.0
-    return round(status.samples_per_s, 2) if report.is_fresh else None
-
-
-# ------------------------------------------------------------
-# Turn the records and events of a job into the page of that job, in sections.
-#
-# The server keeps a `JobTrace`, which grows with each event and reading and is bounded, and calls
-# `page_sections`. The sections are records or JSON values; the browser gets those that have
-# changed.
+# --- Turn the records and events of a job into the sections of its page.
 
 
 @dataclass(frozen=True)
@@ -469,7 +454,7 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
     timeline = trace.timeline
     table = worker_table(status, reading.learned.times)
     standing_s = standstill_s(status, reading.report)
-    incidents = shown_incidents(trace.incidents, status, standing_s, table.rows)
+    incidents = incident_views(trace.incidents, status, standing_s)
     header = job_header(status, timeline, reading.report, reading.at_s)
     words, tone = with_incidents(header.words, header.tone, incidents, header.joining)
     return {

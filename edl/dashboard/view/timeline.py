@@ -13,8 +13,8 @@ workers, nor to the stand-still that lasts now.
 If the oldest events are gone from the log, :meth:`GenerationTimeline.cut` is the line to begin
 with: it knows nothing before the oldest event that is kept, and its goodput counts from there.
 
-Memory is bounded: of more than :data:`MOST_BANDS` bands the older half is merged in pairs, and the
-parts of a switch are kept for :data:`MOST_SWITCHES` switches, for their slowest workers.
+Memory is bounded: of more than :data:`MAX_BANDS` bands the older half is merged in pairs, and the
+parts of a switch are kept for :data:`MAX_SWITCHES` switches, for their slowest workers.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from edl.record import Record
 from edl.records import SwitchParts
 from edl.text import duration_in_words
 
-MOST_BANDS = 400
-MOST_MARKS = 200
-MOST_SWITCHES = 400
-MOST_WORKERS = 12  # of a switch, those that completed no step for longest
+MAX_BANDS = 400
+MAX_MARKS = 200
+MAX_SWITCHES = 400
+MAX_WORKERS = 12  # of a switch, those that completed no step for longest
 
+# The kinds of events that the time line marks when they were logged, beside the switches.
 MARKED = frozenset(
     {
         EventKind.STALLED,
@@ -57,7 +58,6 @@ MARKED = frozenset(
         EventKind.JOB_FAILED,
     }
 )
-"""The kinds of events that the time line marks when they were logged, beside the switches."""
 
 AWAY = "zookeeper_away"  # the kind of the mark of an outage, which stands where that began
 
@@ -136,7 +136,7 @@ class SwitchLoss(Record):
     reason: str  # what has happened, and why
     loss_s: float  # the training time that it cost, in seconds; 0 if all workers were new
     size: int  # the number of workers in the new ring
-    # those that completed no step for longest, at most `MOST_WORKERS`
+    # those that completed no step for longest, at most `MAX_WORKERS`
     workers: tuple[WorkerLoss, ...]
 
 
@@ -221,7 +221,7 @@ class GenerationTimeline(Record):
         """Return the time line with `mark` at its place in the order of time."""
         later = sum(one.at_s > mark.at_s for one in self.marks)
         at = len(self.marks) - later
-        return replace(self, marks=(*self.marks[:at], mark, *self.marks[at:])[-MOST_MARKS:])
+        return replace(self, marks=(*self.marks[:at], mark, *self.marks[at:])[-MAX_MARKS:])
 
     def _led(self, event: Event, worker: str) -> GenerationTimeline:
         """Return the time line with `worker` as the leader, and a mark if another one led."""
@@ -260,13 +260,13 @@ class GenerationTimeline(Record):
             details.workers.items(), key=lambda item: (-without_step_s(item[1]), item[0])
         )
         workers = tuple(
-            WorkerLoss(name, without_step_s(parts), parts) for name, parts in slowest[:MOST_WORKERS]
+            WorkerLoss(name, without_step_s(parts), parts) for name, parts in slowest[:MAX_WORKERS]
         )
         number = event.generation
         switch = SwitchLoss(
             number, event.time, event.step, event.reason, loss_s, details.world_size, workers
         )
-        new = replace(self, switches=(*self.switches, switch)[-MOST_SWITCHES:])
+        new = replace(self, switches=(*self.switches, switch)[-MAX_SWITCHES:])
         if self.is_cut and not self.bands:
             return replace(new, began_s=event.time)
         if self.is_cut:
@@ -310,8 +310,8 @@ def _loss_s(details: SwitchDetails) -> float:
 
 
 def _compact(bands: tuple[GenerationBand, ...]) -> tuple[GenerationBand, ...]:
-    """Return `bands`; if there are more than `MOST_BANDS`, the older half in pairs."""
-    if len(bands) <= MOST_BANDS:
+    """Return `bands`; if there are more than `MAX_BANDS`, the older half in pairs."""
+    if len(bands) <= MAX_BANDS:
         return bands
     half = len(bands) // 4 * 2
     pairs = (bands[at].merged(bands[at + 1]) for at in range(0, half, 2))

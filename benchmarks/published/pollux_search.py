@@ -5,7 +5,7 @@ has shape (states, jobs, nodes). The search looks for the largest
 
     fitness = 1 / mean of 1 / (0.001 + penalty * speedup * nodes / slots)        over the jobs
 
-The speedup is relative to a fair share (:mod:`edl.simulator.published.policies.pollux_goodput`).
+The speedup is relative to a fair share (:mod:`benchmarks.published.pollux_goodput`).
 The penalty is 1 for jobs whose row is the present one, and otherwise a factor of the job, at most
 1. A second value, the *utility*, is the sum of the speedups per slot of the nodes in use; it keeps
 the population diverse.

@@ -11,9 +11,9 @@ docs/adr/0020-a-learning-rate-tuned-while-training.md:
   follows this line.
 
 From time to time a *round* measures a few updates, one after the other: for each update, the losses
-at four :func:`edl.policy.lr_tuner.points`, in the batch of the next update. From :data:`FEWEST`
+at four :func:`edl.contrib.lr_rules.points`, in the batch of the next update. From :data:`FEWEST`
 (4) measured updates on, a round ends as soon as their losses give a result
-(:func:`edl.policy.lr_tuner.judge_learning_rate`). After :data:`MOST` (12) updates it ends
+(:func:`edl.contrib.lr_rules.judge_learning_rate`). After :data:`MOST` (12) updates it ends
 without a change.
 
 Training begins at a tenth of the given learning rate. A rate that is too high may ruin a model in a

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 
-from edl.simulator.published.workloads.application import Application, Scaled, Timed, Validation
+from benchmarks.published.application import Application, Scaled, Timed, Validation
 
 # The number of epochs after which each application is trained, and the largest local batch that
 # fits, where it is not the largest measured. Source: applications.py of the artifact.
@@ -26,7 +26,7 @@ Row = dict[str, str]
 
 def pollux_rows(table: str) -> Iterator[Row]:
     """Yield the rows of a published table: the text of each cell by its column."""
-    packed = (files("edl.simulator.published") / "data" / "pollux" / f"{table}.csv.gz").read_bytes()
+    packed = (files("benchmarks.published") / "data" / "pollux" / f"{table}.csv.gz").read_bytes()
     return csv.DictReader(io.StringIO(gzip.decompress(packed).decode()))
 
 

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edl.binding.diagnose import JobBalance, chosen
-from edl.diagnose import LayerBalance, LayerRow, Phases
+from edl.contrib.layer_balance import JobBalance, LayerBalance, LayerRow, Phases, chosen
 from edl.errors import UsageError
 
 __all__ = ["LayerBalance", "LayerRow", "Phases", "layer_balance"]
@@ -26,7 +25,7 @@ def layer_balance(
     """Return a recorder of the squared norms of the weights of each layer of ``model``.
 
     Each call of its ``record()`` adds a row with the norms at that moment;
-    :class:`edl.diagnose.LayerBalance` computes measures from the rows::
+    :class:`edl.contrib.layer_balance.LayerBalance` computes measures from the rows::
 
         balance = edl.diagnose.layer_balance(model)
         edl.track(balance=balance)     # newcomers and checkpoints have its rows
@@ -43,7 +42,7 @@ def layer_balance(
             net; None: all such parameters that require a gradient, in the order of
             ``model.named_parameters()``.
         matrices: whether to record, too, the matrices D_i = W_(i+1)^T W_(i+1) - W_i W_i^T of
-            consecutive layers' weights W_i (:mod:`edl.diagnose`).
+            consecutive layers' weights W_i (:mod:`edl.contrib.layer_balance`).
 
     Raises:
         UsageError: ``model`` is no module, it has fewer than two such parameters, a name in

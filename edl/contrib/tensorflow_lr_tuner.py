@@ -1,6 +1,6 @@
 """Define ``edl.LRTuner``, which tunes the learning rate in training, the same on all workers.
 
-:mod:`edl.binding.lr_tuner` describes what is measured when, and how all workers agree on it. The
+:mod:`edl.contrib.lr_tuner` describes what is measured when, and how all workers agree on it. The
 learning rate stays a variable of the Keras optimizer, which is set right before each update, in the
 graph too, when every worker knows how many samples that update has. If an update is to be measured,
 the variables' values before and after it are kept. The loss is evaluated on the batch of the next
@@ -10,39 +10,226 @@ update, so in ``fit`` the callback takes that batch from the data set, and passe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from edl.binding import process
-from edl.binding.lr_tuner import (
+from edl.binding.process import current_worker
+from edl.contrib.lr_tuner import (
     Tuner,
+    mean_loss,
     refuse,
     refuse_beside,
     refuse_several,
     refuse_unscaled,
     tuning_of,
 )
-from edl.binding.process import current_worker
 from edl.schedules import EXPLORE
 from edl.tensorflow import training
-from edl.tensorflow.lr_schedules import asked, refuse_beside_policy, scale_momentum, with_inner
+from edl.tensorflow.logical import drawing_kinds, kinds_of
+from edl.tensorflow.lr_schedules import asked, scale_momentum, sets_rate, with_inner
 from edl.tensorflow.optimizer import is_elastic
-from edl.tensorflow.probe import Probe, TracedLoss, example_of
 from edl.tensorflow.replica import TensorFlowReplica
+from edl.tensorflow.variables import plain
 from edl.worker.loader_steps import Update
 
 NAME = "edl.LRTuner"  # among the tracked objects
 # Their rate is no factor of the update.
 UNSCALED = {"Adafactor", "Ftrl", "MultiOptimizer", "ScheduleFreeAdamW"}
-# Of Keras and Horovod, and of edl's own for scripts of Horovod's.
-SETS_RATE = {"LearningRateScheduler", "LearningRateScheduleCallback", "ReduceLROnPlateau"}
 # A change by more than so much of the rate is one of a momentum that holds it, too. A momentum of
 # 0.9 lags behind the line to 0 by 10 updates. To correct it in each took 1.7 ms, where gradients
 # took 8.0 (0.9 million weights, 32 samples, one core).
 JUMP = 0.01
+
+
+# ------------------------------------------------------------
+# Evaluate the loss at other learning rates than the one with which an update was made.
+#
+# An update with another learning rate would have moved the variables along the same line, from
+# where they were before the update through where they are after it, in proportion to that rate. So
+# their values before and after are enough, whatever the optimizer is, as long as its update is a
+# multiple of its learning rate. A value that is kept is no copy yet: TensorFlow makes one when the
+# variable is written to.
+#
+# An evaluation leaves no trace: what is trained, and whatever else its graph may change
+# (BatchNorm's averages, the state of Keras' random generators, metrics), is bit for bit what it
+# was. All evaluations of an update begin with the same values of these, so dropout removes the same
+# units at each point.
+
+
+NOT_DENSE = (tf.RaggedTensor, tf.SparseTensor)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The loss of one batch as a function without arguments, at other values of the weights."""
+
+    graph: Any  # the concrete function of the loss
+    batch: Any  # tensors in the structure that `graph` takes
+
+    @property
+    def variables(self) -> list[Any]:
+        """All variables that the graph of the loss reads, or may change."""
+        return list(self.graph.variables)
+
+    def __call__(self) -> float:
+        loss = self.graph(self.batch)
+        return mean_loss(loss.numpy() if hasattr(loss, "numpy") else loss)
+
+
+class TracedLoss:
+    """A loss function as a graph, traced once for batches of one structure and any size."""
+
+    def __init__(self, loss_of: Callable[[Any], Any]) -> None:
+        def loss(batch: Any) -> Any:
+            return loss_of(batch)
+
+        # As Keras traces a step. A `tf.function` inside of it has AutoGraph all the same.
+        self._traced = tf.function(loss, autograph=False, reduce_retracing=True)
+        self._known: set[int] = set()  # ids of graphs that are kept
+
+    def trace(self, spec: Any) -> Any:
+        """Return the graph (a concrete function) of the loss for batches of the specs `spec`."""
+        graph = self._traced.get_concrete_function(spec)
+        if id(graph) not in self._known:
+            _refuse_operations(graph)
+            self._known.add(id(graph))
+        return graph
+
+    def of(self, batch: Any) -> Evaluation:
+        batch = tf.nest.map_structure(_tensor, batch)
+        return Evaluation(self.trace(tf.nest.map_structure(_spec, batch)), batch)
+
+
+class Probe:
+    """The trained variables before and after one update, to compute losses between them."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._made = 0  # updates before this one
+        self._before: list[Any] = []
+        self._after: list[Any] = []
+        self._move: Any = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the variables' values both before and after an update are kept."""
+        return bool(self._after)
+
+    def begin(self) -> None:
+        """Keep the variables' values right before an update, in its thread."""
+        with context.eager_mode():
+            self._made = self._updates()
+            self._before, self._after = _values(self._parameters()), []
+
+    def end(self) -> None:
+        """Keep the variables' values after the update, which a LossScaleOptimizer may skip."""
+        if self._before and self._updates() != self._made:
+            self._after = _values(self._parameters())
+
+    def forget(self) -> None:
+        self._before, self._after = [], []
+
+    def prepare(self, evaluation: Evaluation) -> None:
+        """Evaluate the loss once, so that all graphs that `losses` needs are built."""
+        now = _values(self._parameters())
+        self._along(now, now, (0.0,), evaluation)
+
+    def losses(self, at: Sequence[float], evaluation: Evaluation) -> list[float]:
+        """Return the losses for each e in `at`, at a rate of (1 + e) times that of the update."""
+        assert self.holds
+        return self._along(self._before, self._after, at, evaluation)
+
+    def _along(
+        self, before: list[Any], after: list[Any], at: Sequence[float], evaluation: Evaluation
+    ) -> list[float]:
+        """Return the losses at points on a line: -1 is at `before`, 0 at `after`."""
+        parameters = self._parameters()
+        trained = {id(variable) for variable in parameters}
+        others = [v for v in evaluation.variables if id(v) not in trained]
+        now, kept, found = _values(parameters), _values(others), []
+        if self._move is None:
+            self._move = _moving(parameters)
+        try:
+            for e in at:
+                part = 1.0 + e
+                # From the nearer end, where the sum is exact.
+                ends = (before, after, part) if part < 0.5 else (after, before, 1.0 - part)
+                self._move(*ends[:2], tf.constant(ends[2], tf.float64))
+                found.append(evaluation())
+                _put(others, kept)
+        finally:
+            _put(parameters, now)
+            _put(others, kept)
+        return found
+
+    def _parameters(self) -> list[Any]:
+        return [plain(variable) for variable in self._optimizer._trainable_variables]
+
+    def _updates(self) -> int:
+        return int(plain(self._optimizer.iterations).numpy())
+
+
+def example_of(spec: Any) -> Any:
+
+    def zeros(leaf: Any) -> Any:
+        return tf.zeros([1 if size is None else size for size in leaf.shape], leaf.dtype)
+
+    return tf.nest.map_structure(zeros, spec)
+
+
+def _moving(variables: Sequence[Any]) -> Any:
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def move(begin: list[Any], end: list[Any], part: Any) -> None:
+        for variable, one, other in zip(variables, begin, end, strict=True):
+            variable.assign(one + tf.cast(part, one.dtype) * (other - one))
+
+    return move
+
+
+def _values(variables: Sequence[Any]) -> list[Any]:
+    return [variable.read_value() for variable in variables]
+
+
+def _put(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _tensor(value: Any) -> Any:
+    return value if isinstance(value, NOT_DENSE) else tf.convert_to_tensor(value)
+
+
+def _spec(tensor: Any) -> Any:
+    """Return the `tf.TensorSpec` of `tensor` with None for the first dimension, the samples."""
+    if isinstance(tensor, NOT_DENSE):
+        return tf.type_spec_from_value(tensor)
+    shape = tensor.shape
+    return tf.TensorSpec([None, *shape[1:]] if shape.rank else shape, tensor.dtype)
+
+
+def _refuse_operations(graph: Any) -> None:
+    """Refuse the `graph` of a loss if it has operations that cannot be repeated."""
+    # A worker that has not made the update evaluates no loss, so others would wait for it in a
+    # collective. The variable of a tf.random.Generator is not among the graph's.
+    definition = graph.graph.as_graph_def()
+    for kind in kinds_of(definition):
+        if kind.startswith("Horovod"):
+            refuse(f"the loss has {kind} in it, which waits for workers that do not evaluate it")
+    for kind in drawing_kinds(definition):
+        refuse(
+            f"the loss draws random numbers by {kind}, which cannot draw the same ones at each "
+            "learning rate; use keras.random, or a layer of Keras"
+        )
+
+
+# ------------------------------------------------------------
 
 
 class LRTuner(keras.callbacks.Callback):
@@ -190,6 +377,15 @@ class LRTuner(keras.callbacks.Callback):
 
     # --- with fit
 
+    def check_callbacks(self, callbacks: Iterable[Any]) -> None:
+        """Refuse callbacks of a ``fit`` without the tuner, or with one that sets the rate, too."""
+        others = list(callbacks)
+        if all(each is not self for each in others):
+            refuse("give it to model.fit, among its callbacks")
+        for each in others:
+            if sets_rate(each):
+                refuse_beside(type(each).__name__)
+
     def on_train_begin(self, logs: Any = None) -> None:
         """Trace the loss, and replace Keras' train function by :meth:`_train` for this fit.
 
@@ -256,25 +452,6 @@ class LRTuner(keras.callbacks.Callback):
         rate = np.float32(self._tuner.rate(update))
         if self._variable.numpy() != rate:
             self._variable.assign(rate)
-
-
-def check_callbacks(tuner: LRTuner | None, callbacks: Iterable[Any]) -> None:
-    """Refuse callbacks without the tuner, or with one that sets the learning rate, too."""
-    others = list(callbacks)
-    if tuner is None:
-        policy = training.current().worker.follows()
-        if policy is not None and policy.learning_rate is not None:
-            refuse_beside_policy([each for each in others if _sets_rate(each)])
-        return
-    if all(each is not tuner for each in others):
-        refuse("give it to model.fit, among its callbacks")
-    for each in others:
-        if _sets_rate(each):
-            refuse_beside(type(each).__name__)
-
-
-def _sets_rate(callback: Any) -> bool:
-    return bool(SETS_RATE & {kind.__name__ for kind in type(callback).__mro__})
 
 
 def _check(optimizer: Any, now: training.Training) -> None:

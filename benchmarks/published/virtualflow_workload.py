@@ -56,5 +56,5 @@ def virtualflow_jobs() -> list[SubmittedJob]:
 
 def virtualflow_rows() -> list[dict[str, str]]:
     """Return the rows of the published table, one a job: the text of each cell by its column."""
-    text = (files("edl.simulator.published") / "data" / "virtualflow" / "jobs.csv").read_text()
+    text = (files("benchmarks.published") / "data" / "virtualflow" / "jobs.csv").read_text()
     return list(csv.DictReader(text.splitlines()))

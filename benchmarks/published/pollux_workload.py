@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchmarks.published.application import Application, interpolator
+from benchmarks.published.pollux_measurements import measured_applications, pollux_rows
 from edl.cluster.state import EXACT, StepTimeError
 from edl.errors import UsageError
 from edl.simulator.costs import constant
-from edl.simulator.published.workloads.application import Application, interpolator
-from edl.simulator.published.workloads.pollux_measurements import measured_applications, pollux_rows
 from edl.simulator.workload import Observation, SubmittedJob
 
 LOADS = ("0.5", "1.0", "1.5", "2.0", "realistic")

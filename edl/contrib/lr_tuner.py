@@ -5,7 +5,7 @@ before and after it, in the batches of the next update. Until then each worker k
 weights. All workers exchange their losses between two steps and use the mean. All measure the same
 updates, because the choice depends only on values that are equal on all workers. A worker that did
 not make the update (a newcomer, or a worker that missed the step) takes part with weight 0.
-:mod:`edl.policy.lr_tuner` has the rules that turn a measurement into a learning rate.
+:mod:`edl.contrib.lr_rules` has the rules that turn a measurement into a learning rate.
 
 Each framework's ``edl.LRTuner`` holds a :class:`Tuner` and a :class:`Probe` (which keeps the copy),
 evaluates the loss, and sets the rate that :meth:`Tuner.rate` returns.
@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
+from edl.contrib.lr_rules import MeasuredUpdate, TunerState, Tuning, points
 from edl.errors import UsageError
-from edl.policy.lr_tuner import MeasuredUpdate, TunerState, Tuning, points
 from edl.step.weighting import weighted_means
 from edl.worker.loader_steps import Update
 from edl.worker.worker import Worker
@@ -33,7 +33,7 @@ now_s = time.monotonic
 RANGE = 1e3  # the learning rate stays within this factor of the one that was given
 STEPS_KEPT = 50
 
-Losses = Callable[[Sequence[float]], list[float]]  # at the points e, see edl.policy.lr_tuner
+Losses = Callable[[Sequence[float]], list[float]]  # at the points e, see edl.contrib.lr_rules
 
 
 class Probe(Protocol):

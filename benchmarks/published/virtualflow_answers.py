@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edl.simulator.published.workloads.virtualflow_workload import virtualflow_rows
+from benchmarks.published.virtualflow_workload import virtualflow_rows
 
 
 class MeasuredEnds(NamedTuple):

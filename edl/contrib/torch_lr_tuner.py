@@ -1,6 +1,6 @@
 """Provide ``edl.LRTuner``, which chooses the learning rate by losses measured during the training.
 
-The rate is the same on all workers: :mod:`edl.binding.lr_tuner` decides when to measure, and lets
+The rate is the same on all workers: :mod:`edl.contrib.lr_tuner` decides when to measure, and lets
 all workers agree on the result.
 """
 
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from edl.binding.lr_tuner import (
+from edl.binding.process import current_worker
+from edl.contrib.lr_tuner import (
     Tuner,
     mean_loss,
     refuse,
@@ -22,7 +23,6 @@ from edl.binding.lr_tuner import (
     refuse_unscaled,
     tuning_of,
 )
-from edl.binding.process import current_worker
 from edl.schedules import EXPLORE
 from edl.torch.api import end_batch, model_of
 from edl.torch.gradients import in_microbatches

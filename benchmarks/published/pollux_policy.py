@@ -13,7 +13,7 @@ So a young job is seldom moved, nor is a job that was moved often. No job has mo
 slots that it has tried so far, or its minimum if that is more. Two jobs on several nodes never
 share a node, as they would slow each other down. Jobs that have attained the least service go first
 (Pollux, OSDI 2021, section 4.2, and the simulator of its artifact;
-:mod:`edl.simulator.published.policies.pollux_search` and the modules beside it have the parts).
+:mod:`benchmarks.published.pollux_search` and the modules beside it have the parts).
 
 All jobs may be resized at each decision, except jobs with slots that may not be preempted. A job
 without slots makes the mean small, so it is served as soon as other jobs can be made smaller. Where
@@ -31,6 +31,15 @@ from itertools import accumulate
 
 import numpy as np
 
+from benchmarks.published.pollux_fit import fit_parts
+from benchmarks.published.pollux_goodput import BatchLimits, Choices, Shapes, choices
+from benchmarks.published.pollux_search import (
+    Counts,
+    Problem,
+    SearchBudget,
+    search,
+    with_starts,
+)
 from edl.cluster.state import (
     Allocation,
     ClusterJob,
@@ -43,15 +52,6 @@ from edl.cluster.state import (
     total,
 )
 from edl.policy.step_time import StepTime
-from edl.simulator.published.policies.pollux_fit import fit_parts
-from edl.simulator.published.policies.pollux_goodput import BatchLimits, Choices, Shapes, choices
-from edl.simulator.published.policies.pollux_search import (
-    Counts,
-    Problem,
-    SearchBudget,
-    search,
-    with_starts,
-)
 from edl.spec import setting
 from edl.text import counted
 

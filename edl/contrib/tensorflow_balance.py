@@ -1,6 +1,6 @@
-"""Define ``edl.tensorflow.diagnose.layer_balance``, which records how a model's layers grow.
+"""Define ``edl.contrib.tensorflow_balance.layer_balance``, which records how a model's layers grow.
 
-The other names of ``edl.tensorflow.diagnose`` are those of :mod:`edl.diagnose`.
+The other names of ``edl.contrib.tensorflow_balance`` are those of :mod:`edl.contrib.layer_balance`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from edl.binding.diagnose import JobBalance, chosen
-from edl.diagnose import LayerBalance, LayerRow, Phases
+from edl.contrib.layer_balance import JobBalance, LayerBalance, LayerRow, Phases, chosen
 from edl.errors import UsageError
 from edl.tensorflow.variables import Array, EagerAccess, variables_by_name, variables_of
 
@@ -27,8 +26,8 @@ def layer_balance(
 
     The script calls its ``record()`` after an update, as often as it wants; the recorder then reads
     the variables, and stores a row by the number of samples that the job has trained. Its other
-    methods are those of :class:`edl.diagnose.LayerBalance`. Nothing is sent between the workers,
-    since all of them have the same weights.
+    methods are those of ``edl.diagnose.LayerBalance``. Nothing is sent between the workers, since
+    all of them have the same weights.
 
     Args:
         model: a Keras model or layer that is built, a ``tf.Module``, or a list of variables.
@@ -36,7 +35,7 @@ def layer_balance(
             the order of the network, or one such name; None: all such variables of ``model`` that
             are trainable, in the order in which the model lists them.
         matrices: whether to record, too, how far D_i = W_{i+1}^T W_{i+1} - W_i W_i^T has moved
-            since the first record, W_i being the weights of layer i (see :mod:`edl.diagnose`).
+            since the first record, W_i being the weights of layer i.
 
     Raises:
         UsageError: there are fewer than two such variables, one of ``layers`` does not exist, the

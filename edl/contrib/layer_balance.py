@@ -17,23 +17,25 @@ NeurIPS 2018; Basu, Mukherjee and Vasudevan, arXiv 1904.10689). A step of plain 
 normalisation and frozen layers; the drift (how far a conserved quantity has moved) says how much
 they matter.
 
-:class:`LayerBalance` makes the record. This module works on numbers only and knows no framework and
-no job. ``edl.torch`` and ``edl.tensorflow`` find the matrices of a model:
-``edl.diagnose.layer_balance(model)``.
+:class:`LayerBalance` makes the record. It works on numbers only and knows no framework and no job;
+a :class:`JobBalance` counts the samples of a job. ``edl.torch`` and ``edl.tensorflow`` find the
+matrices of a model: ``edl.diagnose.layer_balance(model)``.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from edl.binding.process import current_worker, is_initialized
+from edl.binding.replica import few
 from edl.errors import UsageError
 from edl.figures import check_figure
 
@@ -375,3 +377,39 @@ def _draw(balance: LayerBalance, path: Path) -> None:
     norms.legend(fontsize="small")
     drift.legend(fontsize="small")
     figure.savefig(path)
+
+
+Weights = TypeVar("Weights")
+
+
+class JobBalance(LayerBalance):
+    """A layer balance that counts the samples of the whole job."""
+
+    def record(self, samples: float | None = None) -> None:
+        """Record the norms after an update; `samples` None: as many as edl's loader has counted."""
+        if is_initialized() and current_worker().warming_up:
+            return  # the result of a warm-up is discarded
+        super().record(_trained() if samples is None else samples)
+
+
+def _trained() -> int:
+    """Return how many samples all workers have trained in all epochs, by edl's loader."""
+    if not is_initialized() or not current_worker().loader.progress.attached:
+        raise UsageError(
+            "balance.record() takes the samples from edl's loader, and there is none here; give "
+            "those that are trained so far: balance.record(samples)"
+        )
+    return current_worker().loader.update.after  # those of the present update are counted
+
+
+def chosen(found: Mapping[str, Weights], layers: Iterable[str] | None) -> dict[str, Weights]:
+    """Return a new dict of the chosen layers' weight matrices, by layer name."""
+    if layers is None:
+        return dict(found)
+    names = [layers] if isinstance(layers, str) else [*layers]
+    if odd := [name for name in names if name not in found]:
+        raise UsageError(
+            f"layer_balance: the model has no weight matrix {few(odd)}; it has "
+            f"{few(list(found)) or 'none'}"
+        )
+    return {name: found[name] for name in names}

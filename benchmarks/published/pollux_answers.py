@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
 
+from benchmarks.published.pollux_measurements import pollux_rows
 from edl.errors import UsageError
-from edl.simulator.published.workloads.pollux_measurements import pollux_rows
 from edl.simulator.results import Result
 
 EXPERIMENT = "jobload"  # the experiment with the policies at the loads, at an interval of 60 s

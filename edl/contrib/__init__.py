@@ -1,0 +1,1 @@
+"""What few scripts use; the other rooms do without it, and a public name loads its file."""
