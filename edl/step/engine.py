@@ -746,9 +746,11 @@ class StepEngine:
         if not early or self._place.warming_up:
             return None
         # All records went out with this batch: they do not count.
-        self._request = _Request.DISCARD if self.records is None else _Request.NOTHING
-        self.records = None
-        return self._next()
+        if self.records is None:
+            self._request = _Request.DISCARD
+            return self._next()
+        self.records, self._sent, self._request = None, False, _Request.NOTHING
+        return None
 
     def _records_request(self, _: RecordsRequest) -> Instruction | None:
         self._request = _Request.RECORDS

@@ -128,6 +128,14 @@ def test_a_record_of_summed_gradients_goes_with_the_first_of_them() -> None:
     assert engine.handle(BatchStart(batch(), False, RING)) is None, "late from now on"
 
 
+def test_records_that_came_before_gradients_are_summed_are_sent_again() -> None:
+    """The script has gathered in the forward pass of the first batch."""
+    engine = engine_of()
+    assert told(engine, RECORD_DONE, RECORDS_REQUEST, FULL) == [None, WAIT_RECORDS, None]
+    assert told(engine, GRADIENT_ACCUMULATION, BatchStart(batch(), False, RING)) == [None, None]
+    assert told(engine, RECORDS_REQUEST, RECORD_DONE) == [START_RECORD, WAIT_RECORDS]
+
+
 def test_who_did_not_know_of_sums_sends_its_record_again() -> None:
     engine = engine_of()
     mixed = StepRecords.of([records(4, 4).records[0], records(4, 4, late=1).records[1]])
