@@ -20,7 +20,7 @@ from edl.client.connection import choose_job, connected, in_session_of_job
 from edl.host.address import check_own_name
 from edl.host.host_agent import agent_display, agent_of_run
 from edl.host.process import agent_exit_code
-from edl.job.liveness import check_run_token
+from edl.job.run import check_run_token
 from edl.zookeeper.paths import check_name
 
 

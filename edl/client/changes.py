@@ -33,7 +33,6 @@ from edl.host.job_end import stopped_outcome
 from edl.host.supervision import SupervisorLimits
 from edl.job import borrowing, placement
 from edl.job.borrowing import LeaseTerms
-from edl.job.membership import HALTED_EXIT, why_tight
 from edl.job.placement import (
     NO_DEVICES,
     DeviceSets,
@@ -52,6 +51,7 @@ from edl.job.placement import (
     without_host,
     workers_of_ring,
 )
+from edl.job.run import HALTED_EXIT, why_tight
 from edl.job.snapshot import Snapshot
 from edl.policy.file import CustomRule, PolicyFile, check_change, check_sizes, parse_policy
 from edl.policy.goodput import Goodput, span

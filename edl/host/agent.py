@@ -78,9 +78,8 @@ from edl.job.borrowing import (
     reclaim,
     returned,
 )
-from edl.job.membership import bound_of_signal
-from edl.job.placement import Placement, without_host
-from edl.job.resize import is_last, request_workers, withdrawn
+from edl.job.placement import Placement, is_last, request_workers, withdrawn, without_host
+from edl.job.run import bound_of_signal
 from edl.job.snapshot import Snapshot
 from edl.records import Host, Job, JobState, RequestedBy, Stage
 from edl.text import counted, excerpt, seconds, workers

@@ -41,8 +41,8 @@ from edl.host.supervision import (
     dead_ring,
     foreign,
 )
-from edl.job.membership import HALTED_EXIT, halted
-from edl.job.resize import why_too_few
+from edl.job.placement import why_too_few
+from edl.job.run import HALTED_EXIT, halted
 from edl.job.snapshot import GONE, Snapshot
 from edl.records import Generation, Job, JobState, Stage
 from edl.text import workers

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
 from edl.host.process import BACKOFF_MAX_S, Process, seen
-from edl.job.placement import Placement
-from edl.job.resize import has_too_few_places
+from edl.job.placement import Placement, has_too_few_places
 from edl.job.snapshot import Snapshot
 from edl.records import Job, JobState, Member, Reclaim, RingMember
 

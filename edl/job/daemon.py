@@ -32,8 +32,8 @@ from edl.http.server import DaemonServer, HttpRequest
 from edl.http.signing import Authenticator, http_key
 from edl.job.candidate import Candidate, Outage
 from edl.job.leader import LeaderTerm
-from edl.job.membership import JobEnd
 from edl.job.pending_writes import JobEndEndpoint, OwnLog, PendingWrites
+from edl.job.run import JobEnd
 from edl.job.script import UNSERVED_S, ScriptOfJob, as_json, participants, waits_for_ended
 from edl.job.stall import FOR_COLLECTIVE
 from edl.metric import Sample

@@ -10,19 +10,14 @@ from dataclasses import dataclass, field, replace
 
 from edl.events import DesiredDetails
 from edl.job.borrowing import NO_LEASE_TERMS, LeaseTerms, borrowed_after, reclaims_after
-from edl.job.liveness import Ages
 from edl.job.placement import NO_DEVICES, DeviceSets, Placement, describe_devices
-from edl.job.snapshot import Snapshot
 from edl.records import (
     Assigned,
     Desired,
     Generation,
-    Member,
     Reclaim,
     Request,
     RequestedBy,
-    RingMember,
-    Stage,
 )
 from edl.text import workers
 
@@ -145,19 +140,3 @@ class MembershipDecision:
     def acts(self) -> bool:
         changes = self.generation or self.change or self.evict
         return bool(changes or self.answers or self.asks)
-
-
-def end_generation(now: Snapshot, term: int, reason: str) -> MembershipDecision:
-    """Return the decision to end the job: all workers leave after the same step."""
-    current = now.generation
-    number, members = (current.number, current.worker_ids) if current else (0, ())
-    return MembershipDecision(reason, Generation(number + 1, term, (), -1, (), members, reason))
-
-
-def ring_member(member: Member) -> RingMember:
-    return RingMember(member.id, member.host, member.slot, member.address, member.port)
-
-
-def is_stuck(member: Member, ages: Ages, limits: Limits) -> bool:
-    age = ages.stage_s.get(member.id, 0.0)
-    return member.stage is Stage.PREPARING and age >= limits.prepare_s

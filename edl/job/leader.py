@@ -34,8 +34,7 @@ from edl.job.decision import Limits, MembershipDecision
 from edl.job.liveness import USUAL, Ages, AgeTracker, Liveness, LivenessLimits, RingIdle
 from edl.job.membership import decide
 from edl.job.policy_loop import PolicyLoop
-from edl.job.ring_failure import broke
-from edl.job.snapshot import GONE, Snapshot
+from edl.job.snapshot import GONE, Snapshot, reports_broken
 from edl.job.stall import Activity, Report, Stall, StallLimits
 from edl.policy.stragglers import RingReport
 from edl.records import Generation, RingMember, TrainingStatus, WorkerProgress, is_status_due
@@ -391,7 +390,8 @@ class LeaderTerm:
                 failures = {
                     f"w{member.id}": str(member.broken)
                     for member in snapshot.members
-                    if member.id not in snapshot.evicted and broke(member, snapshot.generation)
+                    if member.id not in snapshot.evicted
+                    and reports_broken(member, snapshot.generation)
                 }
             written = GenerationDetails(
                 term=new.term,

@@ -21,17 +21,14 @@ that answers is never dead; one that lets the others wait for too long is evicte
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from edl.errors import UsageError
 from edl.job.borrowing import ReclaimTracker
-from edl.job.ring_failure import is_broken
 from edl.job.snapshot import GONE, Snapshot
-from edl.records import Generation, Job, JobState, Member, Reclaim, RingMember, Stage
+from edl.records import Generation, Member, Reclaim, RingMember, Stage
 
 
 @dataclass(frozen=True)
@@ -127,7 +124,7 @@ def proof(
             f"it is frozen or cut off: {_placed(worker, now)} left ZooKeeper on its way into its "
             f"first ring, and {place} does not answer"
         )
-    broken = is_broken(now)
+    broken = now.is_broken
     if not idle.stands and not (broken and idle.quiet_s > idle.limits.frozen_s):
         return None
     # It may have removed its own node and closed its port, and its silence be a lost packet.
@@ -199,44 +196,6 @@ def _reports(member: Member, generation: int) -> bool:
 
 
 # ------------------------------------------------------------
-# Check the token of a run, and decide whether an agent may still join the run.
-#
-# `check_run_token` does the first, `why_run_is_over` the second.
-#
-# A run is one start of a job. A job that is stopped and started again under its name is another
-# run. Each run has a token; no two runs have the same one.
-
-
-_TOKEN = re.compile(r"[0-9a-f]{16,64}")
-
-_ENDED = {
-    JobState.FINISHED: "it has finished",
-    JobState.STOPPED: "it was stopped",
-    JobState.FAILED: "it has failed",
-}
-
-
-def check_run_token(run: str) -> str:
-    if _TOKEN.fullmatch(run) is None:
-        raise UsageError(
-            f"{run!r} cannot be the token of a run: give 16 to 64 lower-case hexadecimal digits, "
-            "such as Python's uuid.uuid4().hex"
-        )
-    return run
-
-
-def why_run_is_over(job: Job, run: str, current: str) -> str:
-    """Return the sentence that says why no agent can join a run any more; empty if it can."""
-    over = f"run {run} of job {job.name} is over"
-    if run != current:
-        return f"{over}: run {current} has taken its place"
-    # A job that stops can be joined: its workers on this host may need an agent to end them.
-    if not job.state.over:
-        return ""
-    return f"{over}: {_ENDED[job.state]} ({job.reason or 'no reason given'})"
-
-
-# ------------------------------------------------------------
 # Measure for how long the facts by which a leader decides about members have been true.
 #
 # The entry point is `AgeTracker`; a leader has one for each of its terms.
@@ -291,7 +250,7 @@ class AgeTracker:
         if number != self._announced[0]:
             self._announced = (number, now_s)
             self._broken = None
-        if not is_broken(now):
+        if not now.is_broken:
             self._broken = None
         elif self._broken is None:
             self._broken = now_s

@@ -18,7 +18,7 @@ from edl.events import Event
 from edl.host.process import FORMER_LOG
 from edl.http.client import END_PATH, tell_end
 from edl.http.server import DaemonServer, HttpRequest
-from edl.job.membership import JobEnd
+from edl.job.run import JobEnd
 from edl.records import Generation, JobState, Member
 from edl.worker.shared_state import SharedState
 from edl.zookeeper.events import EventNodes

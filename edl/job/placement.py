@@ -17,7 +17,7 @@ from typing import SupportsIndex
 from edl.errors import UsageError
 from edl.events import Event, GenerationDetails, SwitchDetails
 from edl.job.snapshot import Snapshot
-from edl.records import Generation, Host, Job, RingMember, Stage
+from edl.records import Generation, Host, Job, JobState, Request, RingMember, Stage
 from edl.text import counted, in_brackets, verb, workers
 
 Placement = Mapping[str, int]  # workers by host
@@ -449,3 +449,161 @@ def outcome(
 def stall_s(switch: SwitchDetails) -> float:
     """Return for how many seconds a switch held up the old member that waited longest."""
     return max((p.stall_s for p in switch.workers.values() if p.role == "old"), default=0.0)
+
+
+# ------------------------------------------------------------
+# Choose the host on which one worker is replaced: another host if it has room, else the same.
+#
+# The entry point is `replacement`; `taken_back` undoes its result.
+#
+# In both cases there is one switch: the leader keeps the worker until its replacement is ready
+# (`resize`), which the agent of the chosen host starts meanwhile.
+
+
+def replacement(
+    now: Snapshot, worker: int, avoided: Collection[str]
+) -> tuple[str, Placement] | None:
+    """Return the host for the replacement of `worker`, and the workers to desire for it, if any."""
+    members = now.generation.members if now.generation is not None else ()
+    member = next((member for member in members if member.id == worker), None)
+    if member is None or now.assigned.by_slot:
+        return None
+    desired = dict(now.desired.hosts)
+    # A worker leaves this host anyway.
+    if desired.get(member.host, 0) < sum(other.host == member.host for other in members):
+        return None
+    free = {host.name: _free(host, desired.get(host.name, 0)) for host in now.agents}
+    # Hosts that are slow themselves are avoided; the worker's own one may be among them.
+    open_ = [name for name in free if free[name] > 0 and name not in avoided]
+    if not open_:
+        return None
+    target = min(open_, key=lambda name: (name == member.host, -free[name], name))
+    if target != member.host:
+        desired |= {
+            member.host: desired.get(member.host, 0) - 1,
+            target: desired.get(target, 0) + 1,
+        }
+    return target, desired
+
+
+def taken_back(now: Snapshot, request: Request) -> Placement:
+    """Return the desired workers by host after a replacement did not start and is given up."""
+    desired, generation = dict(now.desired.hosts), now.generation
+    members = generation.members if generation is not None else ()
+    member = next((member for member in members if member.id == request.worker), None)
+    if member is None or request.host == member.host or not desired.get(request.host, 0):
+        return desired
+    source, target = desired.get(member.host, 0) + 1, desired[request.host] - 1
+    return {**desired, member.host: source, request.host: target}
+
+
+def _free(host: Host, desired: int) -> int:
+    return 0 if host.leaving else host.slots - len(host.disabled) - desired
+
+
+# ------------------------------------------------------------
+# Say whether the hosts of a job that has not begun can have enough workers for its first ring.
+#
+# A job may be created for several hosts before any agent runs there. The leader starts the first
+# ring when all workers of these hosts are ready, or after a time limit with at least `min_np` of
+# them (`decide`). With fewer it would wait for ever for a host that does not come, so the agents
+# end such a job (`job_end`). `has_too_few_places` says whether the hosts of a job have too few
+# workers to begin, and `why_too_few` gives the reason as a sentence.
+
+
+def has_too_few_places(snapshot: Snapshot) -> bool:
+    """Return whether a job cannot begin on its present hosts with any number that it may have."""
+    if snapshot.generation is not None or snapshot.job.state is not JobState.RUNNING:
+        return False
+    if snapshot.assigned.by_slot:  # horovodrun's driver finds hosts
+        return False
+    return snapshot.job.sizes.below(sum(_places(snapshot).values())) is None
+
+
+def why_too_few(snapshot: Snapshot, within_s: float) -> str:
+    """Return the sentence with which a job fails because its hosts have too few workers."""
+    here, places = sum(_workers(snapshot).values()), _places(snapshot)
+    sizes = snapshot.job.sizes
+    least = sizes.above(sizes.min_np) or sizes.min_np
+    slots = {host.name: host.slots for host in snapshot.hosts}
+    lacking = {
+        host: n for host, n in sorted(snapshot.assigned.hosts.items()) if n > places.get(host, 0)
+    }
+    absent = [host for host in lacking if host not in slots]
+    parts = [f"no agent of host {', '.join(absent)}"] if absent else []
+    parts += [
+        f"host {host} has {counted(slots[host], 'slot')} for {workers(n)}"
+        for host, n in lacking.items()
+        if host in slots
+    ]
+    who = f"{here} of at least {workers(least)}"
+    return f"{who} came within {within_s:g} s: {'; '.join(parts) or 'no host has more workers'}"
+
+
+def _workers(snapshot: Snapshot) -> Mapping[str, int]:
+    return Counter(m.host for m in snapshot.members if m.id not in snapshot.evicted)
+
+
+def _places(snapshot: Snapshot) -> dict[str, int]:
+    """Return how many workers each host can have at most: those there, or what its agent starts."""
+    here, slots = _workers(snapshot), {host.name: host.slots for host in snapshot.hosts}
+    return {
+        host: max(here.get(host, 0), min(snapshot.assigned.hosts.get(host, 0), slots.get(host, 0)))
+        for host in sorted({*here, *snapshot.assigned.hosts})
+    }
+
+
+# ------------------------------------------------------------
+# Compute the desired workers when a host joins a running job (`edl join`).
+#
+# The entry point is `request_workers`.
+#
+# In a cluster, hosts are replaced by hosts with other names. The workers desired on a host that is
+# gone are therefore not counted when a host joins: with at most 4 workers allowed, a new host can
+# get the 2 workers of a host that is gone.
+
+
+def request_workers(
+    snapshot: Snapshot,
+    desired: Placement,
+    host: str,
+    np: int,
+    got: int | None = None,  # how many were desired on `host` after it asked last; None: it did not
+    late: bool = False,  # all hosts of a new job have had the time to register
+) -> dict[str, int]:
+    """Return the desired workers by host after a joining host has asked for `np` workers in all."""
+    has = desired.get(host, 0)
+    if withdrawn(has, got):
+        return dict(desired)
+    np = snapshot.assigned.most_on(host, np)
+    starting = snapshot.generation is None and not late
+    there = snapshot.present_in(desired) | {host} | (set(desired) if starting else set())
+    new = {name: count if name in there else 0 for name, count in sorted(desired.items())}
+    # A host that asks again gets only workers that were desired on hosts that are gone: a worker
+    # that a person has removed is not added again.
+    if got is not None:
+        np = min(np, has + sum(desired.values()) - sum(new.values()))
+    sizes, others = snapshot.job.sizes, sum(new.values()) - has
+    new[host] = sizes.room(others, np, has)
+    # Other hosts that still wait get workers together with it, as far as the job may have the sum:
+    # with 2 workers and `--sizes 2,4`, two hosts that ask for 1 each get 1 each.
+    if new[host] < np:
+        asked = {one.name: one.requested_np for one in snapshot.hosts} | {host: np}
+        wait = {name: max(0, n - new.get(name, 0)) for name, n in asked.items()}
+        more = sizes.room(sum(new.values()), sum(wait.values()))
+        for name in (host, *sorted(wait)):
+            added = min(more, wait.pop(name, 0))
+            new[name] = new.get(name, 0) + added
+            more -= added
+    return new
+
+
+def withdrawn(has: int, got: int | None) -> bool:
+    """Return whether workers were taken from a host since it asked for them: it must not again."""
+    return got is not None and has < got
+
+
+def is_last(snapshot: Snapshot, host: str) -> bool:
+    """Return whether no workers are desired on any present host other than `host`."""
+    others = snapshot.present - {host}
+    return not any(count for name, count in snapshot.desired.hosts.items() if name in others)

@@ -25,8 +25,7 @@ from edl.events import (
 )
 from edl.job import decision
 from edl.job.decision import DesiredChange, MembershipDecision, set_desired
-from edl.job.membership import replacement, taken_back
-from edl.job.placement import place_workers
+from edl.job.placement import place_workers, replacement, taken_back
 from edl.job.resize import attainable
 from edl.job.snapshot import Snapshot
 from edl.learning import spike_in_words

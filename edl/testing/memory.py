@@ -14,7 +14,8 @@ from dataclasses import replace
 from edl.events import Event
 from edl.job.decision import Limits
 from edl.job.liveness import AgeTracker
-from edl.job.membership import JobEnd, decide
+from edl.job.membership import decide
+from edl.job.run import JobEnd
 from edl.job.script import ScriptOfJob
 from edl.job.snapshot import Snapshot
 from edl.job.stall import FOR_GRADIENTS, FOR_NUMBERS

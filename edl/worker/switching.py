@@ -34,8 +34,8 @@ from edl.errors import (
     UnevenEnd,
     UsageError,
 )
-from edl.job.membership import HALTED_EXIT, RepairCount
-from edl.job.ring_failure import blamed_rank, short_error
+from edl.job.ring_failure import RepairCount, blamed_rank, short_error
+from edl.job.run import HALTED_EXIT
 from edl.job.script import FitIsDone, ScriptFits, ended_before
 from edl.job.state_share import WHOLE_STATE, StateShare
 from edl.records import Generation, JobState, RingFailure, RingMember, Stage

@@ -12,17 +12,18 @@ from made import make_job, wanted
 from edl.errors import UsageError
 from edl.job.decision import Limits, set_desired
 from edl.job.liveness import Ages
-from edl.job.membership import replacement
 from edl.job.placement import (
     check_devices,
     device_sets,
     is_placed,
     place_workers,
     placed_exactly,
+    replacement,
+    request_workers,
     without_host,
     without_slot,
 )
-from edl.job.resize import departures_of, request_workers
+from edl.job.resize import workers_to_leave
 from edl.job.snapshot import Snapshot
 from edl.records import Assigned, Desired, Generation, Host, Member, RequestedBy, RingMember, Stage
 
@@ -170,7 +171,7 @@ def test_workers_leave_devices_that_the_job_may_not_use_any_more(
 ) -> None:
     generation, records = ring_of(*devices)
     here = replace(now({"b": np}, b=allowed), generation=generation)
-    _, departures = departures_of(here, generation.members, records, Ages(), Limits(*[1.0] * 7))
+    _, departures = workers_to_leave(here, generation.members, records, Ages(), Limits(*[1.0] * 7))
     assert sorted(one.id for one in departures) == leave
 
 

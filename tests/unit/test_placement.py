@@ -9,8 +9,16 @@ import pytest
 from made import changed, make_job, wanted
 
 from edl.errors import UsageError
-from edl.job.membership import replacement, taken_back
-from edl.job.placement import move, place_workers, return_absent, whole, without_host, without_slot
+from edl.job.placement import (
+    move,
+    place_workers,
+    replacement,
+    return_absent,
+    taken_back,
+    whole,
+    without_host,
+    without_slot,
+)
 from edl.job.snapshot import Snapshot
 from edl.records import Generation, Host, Request, RequestKind, RingMember
 

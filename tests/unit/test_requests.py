@@ -34,9 +34,9 @@ from edl.errors import (
 from edl.events import CheckpointDetails, Event
 from edl.job.borrowing import NO_LEASE_TERMS, LeaseTerms
 from edl.job.decision import DesiredChange, set_desired
-from edl.job.membership import HALTED_EXIT, UNSAVED_EXIT
 from edl.job.placement import NO_DEVICES, DeviceSets, Placement
 from edl.job.profile import Curve, ProfileHold
+from edl.job.run import HALTED_EXIT, UNSAVED_EXIT
 from edl.job.snapshot import Snapshot
 from edl.records import (
     Assigned,

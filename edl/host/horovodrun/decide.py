@@ -57,8 +57,8 @@ from edl.host.supervision import (
     SupervisorState,
     dead_ring,
 )
+from edl.job.membership import ALL_ASKED
 from edl.job.placement import Placement
-from edl.job.resize import ALL_ASKED
 from edl.job.snapshot import Snapshot
 from edl.records import Assigned, Desired, Job, JobState
 from edl.spec import Sizes
