@@ -32,7 +32,7 @@ from edl.events import CheckpointDetails, Event
 from edl.host.job_end import stopped_outcome
 from edl.host.supervision import SupervisorLimits
 from edl.job import borrowing, placement
-from edl.job.borrowing import LeaseTerms
+from edl.job.borrowing import ReclaimTerms
 from edl.job.placement import (
     NO_DEVICES,
     DeviceSets,
@@ -41,11 +41,11 @@ from edl.job.placement import (
     Move,
     Placement,
     is_placed,
+    migration_status,
     move,
     place_workers,
     placed_exactly,
     return_absent,
-    standing,
     to_add,
     whole,
     without_host,
@@ -350,7 +350,7 @@ def _wait(
     seen, given = _MigrationProgress(), list[Placement]()
     messages, seen_at = Messages(on_message), time.monotonic()
     for now in looks(store, timeout_s, f"moving {asked}", messages, _goes_on(asked), limits):
-        desired, stands = now.desired.hosts, standing(asked, now)
+        desired, stands = now.desired.hosts, migration_status(asked, now)
         seen.look(now)
         if stands.done and not stands.changed and now.generation is not None:
             return seen
@@ -426,7 +426,7 @@ def _outcome(
         with suppress(CoordinationError):  # they have moved all the same
             events |= store.events.read_known(max(events, default=-1))
         log, generations = [events[n] for n in sorted(events)], seen.generations.values()
-        done = placement.outcome(asked, log, seen.hosts, last, generations)
+        done = placement.migration_outcome(asked, log, seen.hosts, last, generations)
         if done.stall_s is not None or time.monotonic() >= deadline:
             return done
         time.sleep(limits.poll_s)
@@ -722,7 +722,9 @@ def borrow(store: JobStore, slots: int, host: str | None, limits: ClientLimits =
     """Let a job borrow up to `slots` idle slots; return the desired workers before and after."""
     now = resizable(store, f"borrow slots for job {store.name}", limits)
     choice = partial(borrowing.borrow, now, slots, host)
-    changed = store.set_desired(choice, RequestedBy.PERSON, "edl borrow", LeaseTerms(borrows=True))
+    changed = store.set_desired(
+        choice, RequestedBy.PERSON, "edl borrow", ReclaimTerms(borrows=True)
+    )
     return Resize(store.name, changed.before.hosts, changed.desired.hosts)
 
 
@@ -743,7 +745,7 @@ def reclaim(
         partial(borrowing.reclaim, now, slots, host),
         RequestedBy.PERSON,
         f"edl reclaim within {deadline_s:g} s",
-        LeaseTerms(within_s=deadline_s),
+        ReclaimTerms(within_s=deadline_s),
     )
     before, after = changed.before.hosts, changed.desired.hosts
     asked = [one for one in changed.desired.reclaims if one not in changed.before.reclaims]

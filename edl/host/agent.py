@@ -69,8 +69,8 @@ from edl.host.workers import ASK_TIMEOUT_S, UnresponsiveWorkers, Workers
 from edl.http.client import answering, tell_end
 from edl.http.signing import http_key
 from edl.job.borrowing import (
-    NO_LEASE_TERMS,
-    LeaseTerms,
+    NO_RECLAIM_TERMS,
+    ReclaimTerms,
     ReclaimTracker,
     borrow,
     borrowed_after,
@@ -248,7 +248,7 @@ class Supervisor(ABC, Generic[State]):
             self._handle_signal(snapshot, now)
             if snapshot is None:
                 return self._alone(now)
-            ages_s = self._reclaims.look(snapshot.desired, now)
+            ages_s = self._reclaims.observe(snapshot.desired, now)
             late = overdue_on(self._own.host, ages_s)
             self._own = replace(self._own, overdue=late, reclaims_s=ages_s)
             self._follow(snapshot, now)
@@ -532,7 +532,7 @@ class BorrowedSlots:
         host = self._host
 
         def change(desired: Placement) -> Placement:
-            borrowed = borrowed_after(snapshot.desired, desired, NO_LEASE_TERMS).get(host, 0)
+            borrowed = borrowed_after(snapshot.desired, desired, NO_RECLAIM_TERMS).get(host, 0)
             if slots > borrowed:
                 return borrow(snapshot, slots - borrowed, host, desired)
             return (
@@ -540,7 +540,7 @@ class BorrowedSlots:
             )
 
         more = slots > snapshot.desired.borrowed.get(host, 0)
-        terms = LeaseTerms(borrows=True) if more else LeaseTerms(within_s=within_s)
+        terms = ReclaimTerms(borrows=True) if more else ReclaimTerms(within_s=within_s)
         try:
             return bool(
                 self._store.set_desired(
@@ -695,7 +695,7 @@ class Agent(Supervisor[AgentState]):
         self._on_snapshot = on_snapshot
         self._on_event = on_event
         self._meanwhile = meanwhile or nullcontext(0)
-        self._leaves = LeaseTerms(within_s=leave_within_s)
+        self._leaves = ReclaimTerms(within_s=leave_within_s)
         self._borrowed = BorrowedSlots(store, host.name, borrowed_file, reclaim_s, self._say_once)
         self._written: Host | None = None  # what our node says
         self._asked = False  # the first signal has been carried out
@@ -967,7 +967,7 @@ class Agent(Supervisor[AgentState]):
 
     def _leave(self, snapshot: Snapshot, cause: str) -> None:
         name = self._host.name
-        terms = self._leaves if self._signals else NO_LEASE_TERMS
+        terms = self._leaves if self._signals else NO_RECLAIM_TERMS
         try:
             self._set_desired(
                 lambda now: without_host(snapshot, name, now), f"{cause}: {name} leaves", terms
@@ -1005,7 +1005,10 @@ class Agent(Supervisor[AgentState]):
             self._changed.set()
 
     def _set_desired(
-        self, change: Callable[[Placement], Placement], why: str, terms: LeaseTerms = NO_LEASE_TERMS
+        self,
+        change: Callable[[Placement], Placement],
+        why: str,
+        terms: ReclaimTerms = NO_RECLAIM_TERMS,
     ) -> Placement:
         return self._store.set_desired(change, RequestedBy.LAUNCHER, why, terms).desired.hosts
 

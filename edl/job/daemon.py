@@ -30,8 +30,7 @@ from edl.http.client import METRICS_PATH, MODEL_PATH, ask_all, script_of
 from edl.http.exposition import MetricsHandler
 from edl.http.server import DaemonServer, HttpRequest
 from edl.http.signing import Authenticator, http_key
-from edl.job.candidate import Candidate, Outage
-from edl.job.leader import LeaderTerm
+from edl.job.leader import Candidate, LeaderTerm
 from edl.job.pending_writes import JobEndEndpoint, OwnLog, PendingWrites
 from edl.job.run import JobEnd
 from edl.job.script import UNSERVED_S, ScriptOfJob, as_json, participants, waits_for_ended
@@ -200,7 +199,7 @@ def _warn_of_another(stands: JobPolicy, proposed: JobPolicy) -> None:
 # Workers die, and others start in their place, also before the training of a job begins.
 
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5  # between looks
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5  # between two tries
 
 
 def exchange_before_training(
@@ -213,7 +212,7 @@ def exchange_before_training(
         shared.check()
         late = clock.now_s() > deadline
         try:
-            is_made, answer = _look(store, shared.worker, number, payload)
+            is_made, answer = _try_exchange(store, shared.worker, number, payload)
         except (CoordinationError, UnknownJob) as error:
             if late or not _may_come_back(store, error):
                 raise
@@ -229,20 +228,20 @@ def exchange_before_training(
         pause_s = min(LONGEST_PAUSE_S, 1.5 * pause_s)
 
 
-def _look(
+def _try_exchange(
     store: JobStore, worker: int, number: int, payload: bytes
 ) -> tuple[bool, list[bytes] | None]:
     """Send a message if the worker takes part; return whether there is nothing to wait for."""
-    now = store.snapshot()
-    members = participants(now)
+    snapshot = store.snapshot()
+    members = participants(snapshot)
     if worker in members:
         answer = store.script_exchange.send(number, worker, payload, members)
     else:
         answer = store.script_exchange.read(number)
-    if answer is not None or (worker not in members and now.status.step > 0):
+    if answer is not None or (worker not in members and snapshot.status.step > 0):
         return True, answer
-    if now.job.state.over:
-        raise JobFailed(f"the job ended before its training: it {now.job.state.phrase}")
+    if snapshot.job.state.over:
+        raise JobFailed(f"the job ended before its training: it {snapshot.job.state.phrase}")
     return False, None
 
 
@@ -271,6 +270,29 @@ def offer_stacks(path: str, number: int) -> None:
         faulthandler.register(number, file=file, all_threads=True)
     except (OSError, ValueError, RuntimeError) as error:
         logger.warning("a worker that freezes will not say where: %s: %s", path, error)
+
+
+class Outage:
+    """The measurement of the time in which one daemon cannot reach ZooKeeper."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self.from_step = -1  # the newest step when the last outage began; -1: there was none
+
+    def begin(self, error: CoordinationError, step: int) -> None:
+        """Begin an outage, and log a warning with its cause; during one do nothing."""
+        if self._since is None:
+            self._since, self.from_step = time.monotonic(), step
+            logger.warning("coordination is interrupted, training goes on: %s", error)
+
+    def end(self) -> tuple[float, str]:
+        """End the outage, if one lasts; return its seconds and a sentence."""
+        if self._since is None:
+            return 0.0, ""
+        away_s = time.monotonic() - self._since
+        self._since, reason = None, f"ZooKeeper is back after {away_s:.1f} s"
+        logger.info("%s", reason)
+        return away_s, reason
 
 
 AWAY_S = 1.0  # ZooKeeper's absence that is told of; less is a change of its leader
@@ -441,12 +463,12 @@ class Daemon:
     ) -> None:
         """Change the stage of this worker at once; None: as before."""
         self._pending_writes.change_member(
-            lambda own: own.at(stage, generation, newest_generation, fits)
+            lambda member: member.at(stage, generation, newest_generation, fits)
         )
         self._wake.set()
 
     def report_broken(self, failure: RingFailure) -> None:
-        self._pending_writes.change_member(lambda own: replace(own, broken=failure))
+        self._pending_writes.change_member(lambda member: replace(member, broken=failure))
         self._wake.set()
 
     @property
@@ -507,7 +529,7 @@ class Daemon:
             if self._wake.wait(self._period_s):
                 time.sleep(self._limits.gather_s)
             self._wake.clear()
-            self._look_at_log()
+            self._poll_log()
             self._release_others()
             try:
                 self._turn()
@@ -520,25 +542,25 @@ class Daemon:
                     return
         self._remove_nodes()
 
-    def _look_at_log(self) -> None:
+    def _poll_log(self) -> None:
         """Begin a new log file at the limit `log_mb`; log an event if lines are left out."""
         member = self._pending_writes.member
         if self._log is None or member is None:
             return
-        if failure := self._log.look(self._config.log_mb * 10**6):
+        if failure := self._log.poll(self._config.log_mb * 10**6):
             path = self._log.path
             details = LogFailedDetails(member.name, member.host, path, mount_point(path))
-            self._tell(details, f"{member.name} trains on without its log: {failure}")
+            self._report(details, f"{member.name} trains on without its log: {failure}")
         if lost := self._log.take_lost():
             reason = f"{member.name} writes its log again; {lost} bytes of its output are lost"
-            self._tell(LogResumedDetails(member.name, member.host, lost), reason)
+            self._report(LogResumedDetails(member.name, member.host, lost), reason)
 
     def _reached(self) -> None:
         """End the outage, if one lasts; rank 0 logs it for the job."""
         self._lost_job.is_back()
         away_s, reason = self._outage.end()
         if away_s >= AWAY_S and self._shared.progress.generation and self._ring.place.rank == 0:
-            self._tell(ZookeeperBackDetails(round(away_s, 3), self._outage.from_step), reason)
+            self._report(ZookeeperBackDetails(round(away_s, 3), self._outage.from_step), reason)
 
     def _may_be_restored(self, error: UnknownJob) -> bool:
         """Restore a lost job in ZooKeeper if it is this worker's turn; False: it was removed."""
@@ -562,15 +584,15 @@ class Daemon:
         except (CoordinationError, UnknownJob) as error:
             logger.info("the session ends without clean-up: %s", error)
 
-    def _tell(self, details: Details, reason: str) -> None:
+    def _report(self, details: Details, reason: str) -> None:
         at = self._newest, self._shared.progress.step
         self._shared.log(Event(time.time(), *at, reason, details))
 
     def _conclude_stop(self) -> None:
         """Set a job that is being stopped to STOPPED, if it has no agent and no worker any more."""
-        now = self._store.snapshot()
-        if now.job.state is JobState.STOPPING and not now.hosts and not now.members:
-            end = stopped_outcome(now, now.job.reason)
+        snapshot = self._store.snapshot()
+        if snapshot.job.state is JobState.STOPPING and not snapshot.hosts and not snapshot.members:
+            end = stopped_outcome(snapshot, snapshot.job.reason)
             stopping = (JobState.STOPPING,)
             self._store.set_job_state(end.state, end.reason, end.exit_code, only_from=stopping)
 
@@ -613,7 +635,7 @@ class Daemon:
             # The nodes of this worker are gone; the worker is not.
             self._incarnation = self._store.incarnation
             self._candidate.end_term()
-            self._pending_writes.change_member(lambda own: own)
+            self._pending_writes.change_member(lambda member: member)
 
     def _leave_job(self) -> None:
         self._candidate.resign()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from edl.events import DesiredDetails
-from edl.job.borrowing import NO_LEASE_TERMS, LeaseTerms, borrowed_after, reclaims_after
+from edl.job.borrowing import NO_RECLAIM_TERMS, ReclaimTerms, borrowed_after, reclaims_after
 from edl.job.placement import NO_DEVICES, DeviceSets, Placement, describe_devices
 from edl.records import (
     Assigned,
@@ -85,9 +85,9 @@ def set_desired(
     assigned: Assigned,
     hosts: Placement,
     by: RequestedBy,
-    why: str,
+    reason: str,
     at_s: float = 0.0,  # since 1970; requests to give slots back count from it
-    terms: LeaseTerms = NO_LEASE_TERMS,
+    terms: ReclaimTerms = NO_RECLAIM_TERMS,
     devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
     """Return the change that makes `hosts` the desired workers; nothing is written to ZooKeeper."""
@@ -97,7 +97,7 @@ def set_desired(
     profiled = by is RequestedBy.PROFILE  # a profile restores the size afterwards
     borrowed = before.borrowed if profiled else borrowed_after(before, hosts, terms)
     reclaims = reclaims_after(before, hosts, terms, at_s)
-    after = Desired(dict(hosts), by, why, at_s, borrowed, reclaims, before.batch)
+    after = Desired(dict(hosts), by, reason, at_s, borrowed, reclaims, before.batch)
     if assigned.by_slot:
         return DesiredChange(before, after)
     follows = replace(assigned, hosts=after.hosts, devices=granted)

@@ -84,22 +84,22 @@ class RingIdle:
 
 
 def workers_to_probe(
-    now: Snapshot,
+    snapshot: Snapshot,
     leader: int,
     announced_s: float,
     idle: RingIdle,
     heard_s: Mapping[int, float] = MappingProxyType({}),  # since a worker's last answer, if any
 ) -> dict[int, tuple[str, int]]:
     """Return the address and port of each worker that the leader asks whether it lives."""
-    members = {member.id: member for member in now.members}
-    ready = [member for member in now.members if member.stage is Stage.READY]
+    members = {member.id: member for member in snapshot.members}
+    ready = [member for member in snapshot.members if member.stage is Stage.READY]
     lately_s = idle.limits.newcomer_s * len(ready)
     due = (m for m in ready if heard_s.get(m.id, math.inf) >= lately_s)
     asked = {member.id: (member.address, member.port) for member in due}
-    in_ring = ring_members(now.generation)
+    in_ring = ring_members(snapshot.generation)
     # While the ring stands still all members are asked: if one is frozen, its silence is then known
     # when its session ends, which completes the proof.
-    if idle.stands or not _settled(now.generation, members):
+    if idle.stands or not _settled(snapshot.generation, members):
         asked |= {
             ring_member.id: (ring_member.address, ring_member.port)
             for ring_member in in_ring.values()
@@ -107,31 +107,31 @@ def workers_to_probe(
         # To ask the members slows a switch down.
         if announced_s < idle.limits.switch_s and not _in_doubt(in_ring, members):
             asked = {w: at for w, at in asked.items() if w not in in_ring}
-    return {w: at for w, at in asked.items() if w != leader and w not in now.evicted}
+    return {w: at for w, at in asked.items() if w != leader and w not in snapshot.evicted}
 
 
 def proof(
-    worker: int, place: str, answer: ProbeResult, now: Snapshot, idle: RingIdle
+    worker: int, place: str, answer: ProbeResult, snapshot: Snapshot, idle: RingIdle
 ) -> str | None:
     """Return a sentence that says what proves that a worker is dead; None if nothing does."""
     if (reason := gone(worker, place, answer)) is not None:
         return reason
-    if answer.liveness is Liveness.ALIVE or any(m.id == worker for m in now.members):
+    if answer.liveness is Liveness.ALIVE or any(m.id == worker for m in snapshot.members):
         return None
     # Steps do not need a newcomer yet.
-    if _enters(worker, now):
+    if _enters(worker, snapshot):
         return (
-            f"it is frozen or cut off: {_placed(worker, now)} left ZooKeeper on its way into its "
-            f"first ring, and {place} does not answer"
+            f"it is frozen or cut off: {_placed(worker, snapshot)} left ZooKeeper on its way into "
+            f"its first ring, and {place} does not answer"
         )
-    broken = now.is_broken
+    broken = snapshot.is_broken
     if not idle.stands and not (broken and idle.quiet_s > idle.limits.frozen_s):
         return None
     # It may have removed its own node and closed its port, and its silence be a lost packet.
-    if _leaves(worker, now) and not broken and idle.quiet_s <= idle.limits.session_s:
+    if _leaves(worker, snapshot) and not broken and idle.quiet_s <= idle.limits.session_s:
         return None
     return (
-        f"it is frozen or cut off: {_placed(worker, now)} left ZooKeeper, {place} does not "
+        f"it is frozen or cut off: {_placed(worker, snapshot)} left ZooKeeper, {place} does not "
         f"answer and no step completes for {idle.quiet_s:.1f} s{idle.observed}"
     )
 
@@ -150,24 +150,24 @@ def ring_members(generation: Generation | None) -> dict[int, RingMember]:
     return {s.id: s for s in (*generation.members, *generation.previous)} if generation else {}
 
 
-def _enters(worker: int, now: Snapshot) -> bool:
+def _enters(worker: int, snapshot: Snapshot) -> bool:
     """Return whether a worker is a newcomer of a planned generation that nobody has entered."""
-    current = now.generation
+    current = snapshot.generation
     if current is None or not current.previous or worker not in current.joined:
         return False
     members = set(current.worker_ids)
-    return not any(m.id in members and m.generation >= current.number for m in now.members)
+    return not any(m.id in members and m.generation >= current.number for m in snapshot.members)
 
 
-def _leaves(worker: int, now: Snapshot) -> bool:
-    current = now.generation
+def _leaves(worker: int, snapshot: Snapshot) -> bool:
+    current = snapshot.generation
     return current is not None and bool(current.previous) and worker in current.left
 
 
-def _placed(worker: int, now: Snapshot) -> str:
+def _placed(worker: int, snapshot: Snapshot) -> str:
     """Return the name of a worker with its rank and host: "w3 (rank 2, host a)"."""
-    member = ring_members(now.generation).get(worker)
-    rank = now.generation.rank_of(worker) if now.generation else None
+    member = ring_members(snapshot.generation).get(worker)
+    rank = snapshot.generation.rank_of(worker) if snapshot.generation else None
     host = member.host if member else "?"
     return f"w{worker} ({'without a rank' if rank is None else f'rank {rank}'}, host {host})"
 
@@ -201,7 +201,7 @@ def _reports(member: Member, generation: int) -> bool:
 # The entry point is `AgeTracker`; a leader has one for each of its terms.
 
 
-AWAY_S = 10.0  # if a look comes later, the leader could not read: the rest does not count
+AWAY_S = 10.0  # if a snapshot comes later, the leader could not read: the rest does not count
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class AgeTracker:
 
     def __init__(self, now_s: float) -> None:
         self._since = now_s
-        self._looked_s = now_s
+        self._observed_s = now_s
         self._away_s = 0.0
         self._stages: dict[int, tuple[Stage, float]] = {}
         self._announced = (0, now_s)  # number of the newest generation, and when it was seen
@@ -234,27 +234,27 @@ class AgeTracker:
         self._lost: float | None = None
         self._reclaims = ReclaimTracker()
 
-    def look(self, now: Snapshot, now_s: float) -> Ages:
+    def observe(self, snapshot: Snapshot, now_s: float) -> Ages:
         """Return the ages of the facts in a new snapshot, which was read at `now_s`."""
-        reclaims_s = self._reclaims.look(now.desired, now_s)
-        self._away_s += max(0.0, now_s - self._looked_s - AWAY_S)
-        self._looked_s = now_s
+        reclaims_s = self._reclaims.observe(snapshot.desired, now_s)
+        self._away_s += max(0.0, now_s - self._observed_s - AWAY_S)
+        self._observed_s = now_s
         now_s -= self._away_s
         before = self._stages
         self._stages = {
             m.id: before[m.id] if before.get(m.id, (None,))[0] is m.stage else (m.stage, now_s)
-            for m in now.members
+            for m in snapshot.members
         }
-        generation = now.generation
+        generation = snapshot.generation
         number = generation.number if generation is not None else 0
         if number != self._announced[0]:
             self._announced = (number, now_s)
             self._broken = None
-        if not now.is_broken:
+        if not snapshot.is_broken:
             self._broken = None
         elif self._broken is None:
             self._broken = now_s
-        if generation is None or not _is_lost(now, generation):
+        if generation is None or not _is_lost(snapshot, generation):
             self._lost = None
         elif self._lost is None:
             self._lost = now_s
@@ -268,5 +268,9 @@ class AgeTracker:
         )
 
 
-def _is_lost(now: Snapshot, generation: Generation) -> bool:
-    return all(member.id in now.evicted for member in now.ring if member.id not in generation.left)
+def _is_lost(snapshot: Snapshot, generation: Generation) -> bool:
+    return all(
+        member.id in snapshot.evicted
+        for member in snapshot.ring
+        if member.id not in generation.left
+    )

@@ -25,7 +25,7 @@ from edl.events import (
 )
 from edl.job import decision
 from edl.job.decision import DesiredChange, MembershipDecision, set_desired
-from edl.job.placement import place_workers, replacement, taken_back
+from edl.job.placement import place_replacement, place_workers, undo_replacement
 from edl.job.resize import attainable
 from edl.job.snapshot import Snapshot
 from edl.learning import spike_in_words
@@ -89,17 +89,17 @@ class StragglerMitigation:
 
     def turn(
         self,
-        now: Snapshot,
+        snapshot: Snapshot,
         rule: Stragglers,
         care: Mitigation,
         replaced: Mapping[str, float],
         now_s: float,
     ) -> MitigationResult:
         """Decide which slow worker to replace, one at a time, and which findings to report."""
-        open_ = [request for request in now.requests if request.kind == RequestKind.REPLACE]
+        open_ = [request for request in snapshot.requests if request.kind == RequestKind.REPLACE]
         if late := self._late(open_):
-            return MitigationResult(decision=self._taken_back(now, late))
-        members = set(now.generation.worker_ids if now.generation else ())
+            return MitigationResult(decision=self._taken_back(snapshot, late))
+        members = set(snapshot.generation.worker_ids if snapshot.generation else ())
         care = care._replace(
             findings=tuple(f for f in care.findings if members.issuperset(f.workers))
         )
@@ -107,7 +107,7 @@ class StragglerMitigation:
         decision = None
         done = {request.worker: _on_its_way(request) for request in open_}
         for worker in care.replace if not open_ else ():
-            decision = self._replace(now, worker, care, recent)
+            decision = self._replace(snapshot, worker, care, recent)
             if decision is not None:
                 done[worker] = decision.reason
                 break
@@ -116,9 +116,9 @@ class StragglerMitigation:
         text = "; ".join(sentence for _, sentence in says)
         if decision is None:
             return MitigationResult(text, new)
-        assert now.generation is not None
+        assert snapshot.generation is not None
         worker = decision.asks[0].worker
-        host = next(member.host for member in now.generation.members if member.id == worker)
+        host = next(member.host for member in snapshot.generation.members if member.id == worker)
         return MitigationResult(text, new, decision, {**recent, host: now_s})
 
     def _news(
@@ -147,19 +147,19 @@ class StragglerMitigation:
         return tuple(new)
 
     def _replace(
-        self, now: Snapshot, worker: int, care: Mitigation, recent: Mapping[str, float]
+        self, snapshot: Snapshot, worker: int, care: Mitigation, recent: Mapping[str, float]
     ) -> MembershipDecision | None:
         """Return the decision to replace a slow worker; None if it cannot be replaced."""
         # Not on a host of which all workers are slow, nor on one that had a replacement lately.
         slow = {finding.host for finding in care.findings if finding.host}
-        found = replacement(now, worker, slow | recent.keys())
+        found = place_replacement(snapshot, worker, slow | recent.keys())
         if found is None:
             return None
         target, hosts = found
         ask = Request(RequestKind.REPLACE, worker, host=target)
         reason = _on_its_way(ask)
         change = set_desired(
-            now.desired, now.assigned, hosts, RequestedBy.POLICY, f"stragglers: {reason}"
+            snapshot.desired, snapshot.assigned, hosts, RequestedBy.POLICY, f"stragglers: {reason}"
         )
         return MembershipDecision(reason, change=change if change else None, asks=(ask,))
 
@@ -169,15 +169,15 @@ class StragglerMitigation:
         late = (r for r in requests if now_s - self._since[r.number] >= self._wait_s)
         return next(late, None)
 
-    def _taken_back(self, now: Snapshot, late: Request) -> MembershipDecision:
+    def _taken_back(self, snapshot: Snapshot, late: Request) -> MembershipDecision:
         """Return the decision to take back a request for a replacement; the slow worker stays."""
         outcome = f"no replacement of w{late.worker} came within {self._wait_s:g} s; it stays"
         answer = Request(
             late.kind, late.worker, late.number, done=True, outcome=outcome, host=late.host
         )
-        hosts = taken_back(now, late)
+        hosts = undo_replacement(snapshot, late)
         change = set_desired(
-            now.desired, now.assigned, hosts, RequestedBy.POLICY, f"stragglers: {outcome}"
+            snapshot.desired, snapshot.assigned, hosts, RequestedBy.POLICY, f"stragglers: {outcome}"
         )
         return MembershipDecision(outcome, change=change if change else None, answers=(answer,))
 
@@ -244,13 +244,13 @@ class _RuleCall:
     """One call of a user's rule in a thread, and its answer or error."""
 
     def __init__(
-        self, rule: CustomRule, now: Observation, state: dict[str, Any], now_s: float
+        self, rule: CustomRule, observation: Observation, state: dict[str, Any], now_s: float
     ) -> None:
         self.asked_s = now_s  # in seconds of the job's training
         self.over = threading.Event()  # set when the two below may be read
         self.answer: Any = None  # unchecked
         self.error: BaseException | None = None
-        self._ask = rule, now, state
+        self._ask = rule, observation, state
         threading.Thread(target=self._run, name="edl-policy", daemon=True).start()
 
     def _run(self) -> None:
@@ -273,7 +273,7 @@ EVERY_S = 30.0  # between two fits
 
 
 class Fitting:
-    """A background fit of the step-time model, repeated as long as `look` is called."""
+    """A background fit of the step-time model, repeated as long as `poll` is called."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -282,7 +282,7 @@ class Fitting:
         self._thread: threading.Thread | None = None
         self._found: StepTime | None = None
 
-    def look(self, seen: Mapping[tuple[int, int], SizeMeasurement]) -> StepTime | None:
+    def poll(self, seen: Mapping[tuple[int, int], SizeMeasurement]) -> StepTime | None:
         """Return a new model once, if a fit has ended; if none runs, start one when it is due."""
         if self._thread is not None:
             if self._thread.is_alive():
@@ -299,7 +299,7 @@ class Fitting:
         self._fitted_s, self._seen, self._found = now_s, dict(seen), None
         try:
             thread.start()
-        except RuntimeError:  # the limit of threads is reached: the next look tries again
+        except RuntimeError:  # the limit of threads is reached: the next poll tries again
             self._fitted_s, self._seen = before
         else:
             self._thread = thread
@@ -327,7 +327,7 @@ def _measured(seen: Mapping[tuple[int, int], SizeMeasurement]) -> list[StepTimeS
 
 KEEP_S = 10.0  # after so long, what was learned is written again
 
-PROFILE_S = 30.0  # between two looks whether the job was profiled
+PROFILE_S = 30.0  # between two reads whether the job was profiled
 
 
 @dataclass(frozen=True)
@@ -374,19 +374,19 @@ class SizePolicy:
         self,
         snapshot: Snapshot,
         policy: PolicyFile | None,
-        now: ProgressSample | None,
+        sample: ProgressSample | None,
         left: float | None,
         wishes: Sequence[int] = (),  # by rank, how many workers more a script asks for
     ) -> SizeOutcome:
         """Record the newest measurement; return the size that the policy's rule suggests."""
-        learned = self._learn(snapshot, now)
+        learned = self._learn(snapshot, sample)
         if policy is not self._policy:
             self._policy = policy
             self._rule = _rule(policy) if policy is not None else None
         rule, generation = self._rule, snapshot.generation
         chooses = learned.batching is not None and learned.batching.is_chosen
         if isinstance(rule, Goodput) or (chooses and generation is not None):
-            newest = self._fitting.look(learned.all_seen)
+            newest = self._fitting.poll(learned.all_seen)
             self._learned = learned = replace(learned, step_time=newest or learned.step_time)
         if policy is None or rule is None or generation is None:
             return SizeOutcome(learned=self._due(learned))
@@ -450,20 +450,20 @@ class SizePolicy:
     def written(self) -> None:
         self._written_s = self._clock()
 
-    def _learn(self, snapshot: Snapshot, now: ProgressSample | None) -> ScalingProfile:
+    def _learn(self, snapshot: Snapshot, sample: ProgressSample | None) -> ScalingProfile:
         """Add the measurement `now` and the time since the last turn to the scaling profile."""
         learned, now_s = self._learned, self._clock()
         if learned is None or not (learned.seen or learned.by_batch):  # resumed just now, perhaps
             learned = self._resumed(self._store.policy.learned())
-        if now is not None and now.generation and now != self._before:
+        if sample is not None and sample.generation and sample != self._before:
             generation = snapshot.generation
-            if generation is not None and generation.number == now.generation:
-                self._ring = now.generation, len({one.host for one in generation.members})
+            if generation is not None and generation.number == sample.generation:
+                self._ring = sample.generation, len({one.host for one in generation.members})
             # A ring goes on until the next one has met: a measurement counts for its hosts.
             measured, hosts = self._ring
-            if measured == now.generation:
-                learned = learned.with_reading(self._before, now, hosts)
-            self._before = now
+            if measured == sample.generation:
+                learned = learned.with_reading(self._before, sample, hosts)
+            self._before = sample
         if snapshot.generation is not None and snapshot.generation.members:
             if self._at_s is not None:
                 learned = learned.passed(now_s - self._at_s, len(snapshot.generation.members))
@@ -490,9 +490,9 @@ class SizePolicy:
             return kept
         return kept.for_batching(own.batching, own.step_batches)
 
-    def _is_news(self, np: int, found: Suggestion) -> bool:
+    def _is_news(self, np: int, suggestion: Suggestion) -> bool:
         """Return whether a suggestion differs from the last one, up to its reason's first colon."""
-        said = np, found.np, found.reason.partition(":")[0]
+        said = np, suggestion.np, suggestion.reason.partition(":")[0]
         before, self._said = self._said, said
         return said != before
 
@@ -520,7 +520,7 @@ def _all_in(snapshot: Snapshot) -> bool:
 
 UNTIMED = "{what} cannot count: the script reads its own data, so nobody knows the workers' times"
 
-CHOICE_S = 5.0  # between two looks at the global batch
+CHOICE_S = 5.0  # between two choices of the global batch
 
 News = tuple[tuple[Details, str], ...]  # details of an event, and its reason
 
@@ -559,7 +559,7 @@ class PolicyLoop:
     def turn(
         self,
         snapshot: Snapshot,
-        now: ProgressSample | None,
+        sample: ProgressSample | None,
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
@@ -579,7 +579,7 @@ class PolicyLoop:
         if ring.noise.steps:
             self.size.note(noise=ring.noise)
         spikes = self._learning_news(ring)
-        found = self._follow(snapshot, policy, ring, now, left, samples_per_s)
+        found = self._follow(snapshot, policy, ring, sample, left, samples_per_s)
         if spikes:
             found = replace(
                 found, news=(*spikes, *found.news), learned=found.learned or self.size.learned
@@ -608,7 +608,7 @@ class PolicyLoop:
         snapshot: Snapshot,
         policy: PolicyFile | None,
         ring: RingReport,
-        now: ProgressSample | None,
+        sample: ProgressSample | None,
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
@@ -618,7 +618,7 @@ class PolicyLoop:
             np, number = len(snapshot.generation.members), snapshot.generation.number
         # What an older ring has asked for has come since, or was asked of other workers.
         wishes = ring.size_changes if ring.generation == number else ()
-        wish = self.size.turn(snapshot, policy, now, left, wishes)
+        wish = self.size.turn(snapshot, policy, sample, left, wishes)
         if wish.failed:
             return PolicyResult(failed=wish.failed)
         said = wish.suggestion
@@ -645,20 +645,20 @@ class PolicyLoop:
         return PolicyResult("; ".join(says), news, told.decision, due)
 
     def _with_batch(
-        self, found: PolicyResult, ring: RingReport, now: Observation | None
+        self, result: PolicyResult, ring: RingReport, observation: Observation | None
     ) -> PolicyResult:
         """Return `found` with the global batch, if edl chooses it; the last choice lasts 5 s."""
-        if now is None or ring.batching is None or not ring.batching.is_chosen:
-            return found
+        if observation is None or ring.batching is None or not ring.batching.is_chosen:
+            return result
         now_s, before = self._clock(), self._choice
         if now_s >= self._choice_due_s:
-            self._choice_due_s, self._choice = now_s + CHOICE_S, _chosen(now)
+            self._choice_due_s, self._choice = now_s + CHOICE_S, _chosen(observation)
             if self._choice.batch not in (0, before.batch):
-                mine = ring.batching.of_all(now.np)
+                mine = ring.batching.of_all(observation.np)
                 told = GlobalBatchDetails(mine, self._choice.batch), self._choice.reason
-                found = replace(found, news=(*found.news, told))
-        says = "; ".join(text for text in (found.says, self._choice.reason) if text)
-        return replace(found, says=says, batch=self._choice.batch)
+                result = replace(result, news=(*result.news, told))
+        says = "; ".join(text for text in (result.says, self._choice.reason) if text)
+        return replace(result, says=says, batch=self._choice.batch)
 
     def written(self, learned: ScalingProfile) -> None:
         self.size.note(replaced=learned.replaced)
@@ -676,9 +676,9 @@ class PolicyLoop:
         return not profiled
 
 
-def _chosen(now: Observation) -> BatchDecision:
+def _chosen(observation: Observation) -> BatchDecision:
     try:
-        return choose_batch(now)
+        return choose_batch(observation)
     except ArithmeticError as error:
         logger.exception("the global batch cannot be chosen")
         return BatchDecision(0, f"the global batch stays as it is: {error!r}")

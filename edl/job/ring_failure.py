@@ -64,7 +64,7 @@ class RepairCount:
         workers: tuple[int, ...],
         progress: tuple[int, int, int],  # steps, exchanges and leaves
         is_built: bool,  # the ring that broke had been built
-        why: str,
+        reason: str,
         now_s: float,
     ) -> str:
         """Count one more repair; return why the job is to end instead, or "" if it is to go on."""
@@ -77,5 +77,5 @@ class RepairCount:
         hint = SCRIPT if is_built else NETWORK
         return (
             f"the ring was repaired {self._count - 1} times after step {progress[0]} and broke "
-            f"again each time, although no worker was lost: {why}; {hint}"
+            f"again each time, although no worker was lost: {reason}; {hint}"
         )

@@ -68,16 +68,16 @@ LAUNCHER_S = 10.0  # a launcher waits this long for the workers to write the job
 PATIENCE_S = 60.0  # a process that cannot write the job takes it for removed after this time
 
 
-def restore_delay_s(own: int, generation: Generation | None) -> float:
+def restore_delay_s(worker: int, generation: Generation | None) -> float:
     """Return how many seconds a worker waits for lower ranks to write the job's records first."""
-    rank = None if generation is None else generation.rank_of(own)
+    rank = None if generation is None else generation.rank_of(worker)
     # A worker without a rank waits the longest.
     return TURN_S * min(TURNS, 0 if generation is None else TURNS if rank is None else rank)
 
 
-def may_restore(own: int, generation: Generation | None, evicted: Collection[int]) -> bool:
+def may_restore(worker: int, generation: Generation | None, evicted: Collection[int]) -> bool:
     """Return whether a worker may write the lost records of its job again."""
-    return own not in evicted and (generation is None or generation.knows(own))
+    return worker not in evicted and (generation is None or generation.knows(worker))
 
 
 def is_newest(generation: Generation | None, known_to_others: Iterable[int]) -> bool:
@@ -161,26 +161,30 @@ def bound_of_signal(job: Job, number: signal.Signals) -> float:
     return within_s if preempts and within_s is not None else 0.0
 
 
-def halted(cause: str, step: int, saved_step: int | None, directory: str, why: str = "") -> JobEnd:
+def halted(
+    cause: str, step: int, saved_step: int | None, directory: str, problem: str = ""
+) -> JobEnd:
     """Return the end of a job that was preempted."""
     # `saved_step` is of the newest complete checkpoint. -1: there is none. None: the directory
     # cannot be read, or has one of an earlier start.
     if saved_step is not None and saved_step >= max(0, step):
         reason = f"{cause}: step {saved_step} is saved in {directory}; `edl run --resume` goes on"
         return JobEnd(JobState.STOPPED, reason, HALTED_EXIT)
-    why = why or f"no checkpoint of step {step} was written in time"
+    problem = problem or f"no checkpoint of step {step} was written in time"
     if saved_step is None:
         reason = (
-            f"{cause}: {why}; the newest intact checkpoint in {directory} is not known now; "
+            f"{cause}: {problem}; the newest intact checkpoint in {directory} is not known now; "
             "`edl run --resume` goes on from it"
         )
         return JobEnd(JobState.STOPPED, reason, UNSAVED_EXIT)
     if saved_step < 0:
-        reason = f"{cause}: {why}, and there is no checkpoint before it; the job has to begin again"
+        reason = (
+            f"{cause}: {problem}, and there is no checkpoint before it; the job has to begin again"
+        )
         return JobEnd(JobState.STOPPED, reason, UNSAVED_EXIT)
     again = counted(step - saved_step, "step")
     reason = (
-        f"{cause}: {why}; the newest complete checkpoint is of step {saved_step} in {directory}, "
-        f"and `edl run --resume` goes on from it and trains {again} again"
+        f"{cause}: {problem}; the newest complete checkpoint is of step {saved_step} in "
+        f"{directory}, and `edl run --resume` goes on from it and trains {again} again"
     )
     return JobEnd(JobState.STOPPED, reason, UNSAVED_EXIT)

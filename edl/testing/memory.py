@@ -209,7 +209,7 @@ class MemoryJob:
         dead = {w: f"the process of w{w} is gone" for w in self.gone}
         dead |= {w: f"w{w} is frozen" for w in self.frozen if w not in self.nodes}
         silent = frozenset(self.frozen)
-        ages = self._ages.look(now, now_s)
+        ages = self._ages.observe(now, now_s)
         decision = decide(now, self.leader.term, ages, LIMITS, dead, silent)
         said = "; ".join([decision.reason, *decision.evict.values()])
         if not self.reasons or self.reasons[-1][1] != said:

@@ -190,7 +190,7 @@ class Repairs:
             generation.worker_ids,
             (progress.step, progress.exchanges, progress.leaves),
             is_built=not isinstance(error, RendezvousFailed),
-            why=short_error(getattr(error, "detail", str(error))),
+            reason=short_error(getattr(error, "detail", str(error))),
             now_s=self._now_s(),
         )
         if not reason:

@@ -16,9 +16,9 @@ from edl.job.placement import (
     check_devices,
     device_sets,
     is_placed,
+    place_replacement,
     place_workers,
     placed_exactly,
-    replacement,
     request_workers,
     without_host,
     without_slot,
@@ -131,7 +131,8 @@ def test_nobody_places_more_workers_on_a_host_than_the_job_has_devices_there() -
     assert without_slot(small, "a", {0}) == {"a": 1, "b": 1}
     assert without_slot(small, "b", {0}) == {"a": 2, "b": 0}
     ring = Generation(1, 1, (RingMember(0, "b", 0, "::2", 1),), 0, (0,), (), "so")
-    assert replacement(replace(full, generation=ring), 0, {"a"}) is None  # b has no free device
+    full = replace(full, generation=ring)
+    assert place_replacement(full, 0, {"a"}) is None  # b has no free device
 
 
 def test_a_limited_job_has_no_device_on_a_host_that_was_given_none() -> None:
