@@ -138,5 +138,5 @@ class MembershipDecision:
 
     @property
     def acts(self) -> bool:
-        changes = self.generation or self.change or self.evict
+        changes = self.generation or self.change or self.evict or self.reclaimed
         return bool(changes or self.answers or self.asks)
