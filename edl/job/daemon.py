@@ -103,9 +103,14 @@ class WorkerEndpoints:
     def _model(self, _request: HttpRequest) -> tuple[int, bytes]:
         """Answer with the shapes of the model's tensors and the script's fits."""
         fits = self._shared.fits
-        said = {"signature": self._shared.signature(), "begun": fits.begun}
-        said |= {"epoch": self._shared.epoch, "arithmetic": self._shared.arithmetic().to_json()}
-        return 200, json.dumps({**said, "done": as_json(fits.done)}).encode()
+        script = {
+            "signature": self._shared.signature(),
+            "epoch": self._shared.epoch,
+            "arithmetic": self._shared.arithmetic().to_json(),
+            "begun": fits.begun,
+            "done": as_json(fits.done),
+        }
+        return 200, json.dumps(script).encode()
 
     def _metrics(self) -> Iterable[Sample]:
         leader, worker = self._shared.leader, self._shared.worker
@@ -153,10 +158,10 @@ class PolicyInZooKeeper:
 
     def learned(self) -> Mapping[str, Any]:
         """Read the job's scaling profile from ZooKeeper; {}: it is away, or the job is gone."""
-        found: Mapping[str, Any] = {}
         with suppress(CoordinationError, UnknownJob):
-            found = {} if self._away() else self._nodes.learned().to_json()
-        return found
+            if not self._away():
+                return self._nodes.learned().to_json()
+        return {}
 
     def put_learned(self, learned: Mapping[str, Any]) -> None:
         """Let the daemon thread write a checkpoint's profile, if the job has measured nothing."""
@@ -442,9 +447,9 @@ class Daemon:
         others = [member for member in generation.members if member.id != self._shared.worker]
         # Those that join may not be in the ring yet.
         for member in sorted(others, key=lambda member: member.id in generation.joined):
-            found = script_of(member)
-            if found is not None and found != ScriptOfJob():
-                return found
+            script = script_of(member)
+            if script is not None and script != ScriptOfJob():
+                return script
         return ScriptOfJob()
 
     def campaign(self) -> None:
@@ -672,10 +677,10 @@ class Daemon:
             self._period_s = min(self._period_s, due_s)
 
     def _release_others(self) -> None:
-        ended_in, own = self._ended_in, self._shared.worker
+        ended_in, worker = self._ended_in, self._shared.worker
         if ended_in is None or self._ring.membership[0] != ended_in.number:
             return
-        others = (member for member in ended_in.members if member.id != own)
+        others = (member for member in ended_in.members if member.id != worker)
         ports = {member.id: (member.address, member.port) for member in others}
         made = self._shared.progress.step, self._ring.exchanges, self._ring.updates
         answers = ask_all(ports, self._limits.probe_timeout_s).values()

@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from edl import failpoints
@@ -111,8 +111,15 @@ class FailureDetector:
         ring = (generation.previous or generation.members) if generation is not None else ()
         never_in = not self._own_progress().generation
         self._outside = never_in and all(member.id != self._worker for member in ring)
-        if self._outside:
-            self._listen(ring)
+        if not self._outside:
+            return
+        ports = {member.id: (member.address, member.port) for member in ring}
+        answers, now_s = ask_all(ports, self._limits.answer_s), self._clock()
+        for worker, health in answers.items():
+            progress = _progress(health, now_s)
+            if progress is not None and progress.generation:
+                self._newest_report = ProgressReport(worker, progress)
+                return
 
     def dead(
         self, snapshot: Snapshot, generation_s: float
@@ -138,7 +145,7 @@ class FailureDetector:
     def stall(self, snapshot: Snapshot) -> Stall | None:
         """Return which workers hold up a ring that should train, or None if there is no stall."""
         generation, progress = snapshot.generation, self.newest_report.progress
-        quiet_s = min(self._quiet_s, self._clock() - self._since)
+        quiet_s = self._clock() - max(progress.updated_at, self._since)
         if (
             snapshot.job.state.over
             or generation is None
@@ -153,36 +160,27 @@ class FailureDetector:
         ports = {s.id: (s.address, s.port) for s in members if s.id != self._worker}
         answers, now = ask_all(ports, self._limits.answer_s), self._clock()
         gone = {w for w, health in answers.items() if health.liveness is Liveness.REFUSED}
-        members = [
-            member for member in members if member.id not in gone
-        ]  # dead, or through: that is no stall
-        if not members:
+        members = [member for member in members if member.id not in gone]
+        if not members:  # dead, or through: that is no stall
             return None
         silent = {w for w, health in answers.items() if health.liveness is Liveness.SILENT}
         self._unresponsive_since = {
             worker: self._unresponsive_since.get(worker, now) for worker in silent
         }
-        reports = [
-            Report(
-                member.id,
-                generation.worker_ids.index(member.id),
-                member.host,
-                self._own_activity()
-                if member.id == self._worker
-                else _activity(answers[member.id]),
-                self._step_of(member.id, answers),
-                now - self._unresponsive_since.get(member.id, now),
-            )
-            for member in members
-        ]
+        reports = []
+        for member in members:
+            worker, rank = member.id, generation.worker_ids.index(member.id)
+            if worker == self._worker:
+                activity: Activity | None = self._own_activity()
+                made: WorkerProgress | None = self._own_progress()
+            else:
+                activity, made = _activity(answers[worker]), _progress(answers[worker], now)
+            silent_s = now - self._unresponsive_since.get(worker, now)
+            step = made.step if made is not None else 0
+            reports.append(Report(worker, rank, member.host, activity, step, silent_s))
         if stall.are_after_fit(reports, quiet_s, self._stall_limits):
             return None
         return stall.judge_stall(reports, quiet_s, progress.step, self._stall_limits)
-
-    def _step_of(self, worker: int, answers: Mapping[int, Health]) -> int:
-        own = self._own_progress()
-        progress = own if worker == self._worker else _progress(answers[worker], self._clock())
-        return progress.step if progress is not None else 0
 
     def _ask(self, ports: Mapping[int, tuple[str, int]], snapshot: Snapshot) -> dict[int, Health]:
         # A worker without a session that was asked in vain lately counts as silent, unasked.
@@ -195,26 +193,14 @@ class FailureDetector:
         self._silent_since |= dict.fromkeys(mute, now)
         return answers | {w: Health(Liveness.SILENT) for w in ports if w in silent}
 
-    def _listen(self, ring: Sequence[RingMember]) -> None:
-        ports = {member.id: (member.address, member.port) for member in ring}
-        answers, now = ask_all(ports, self._limits.answer_s), self._clock()
-        reports = {w: _progress(health, now) for w, health in answers.items()}
-        for worker, progress in reports.items():
-            if progress is not None and progress.generation:
-                self._newest_report = ProgressReport(worker, progress)
-                return
-
-    @property
-    def _quiet_s(self) -> float:
-        return self._clock() - self.newest_report.progress.updated_at
-
     def _idle(self) -> RingIdle:
         progress, doing = self.newest_report.progress, self._own_activity().doing
         observed = f"; in step {progress.step + 1} w{self._worker} is {doing}"
         # A newcomer that has heard of no step may be the one that is cut off.
         deaf = self._outside and not progress.generation
         least_s = self._config.job_settings.start_timeout_s if deaf else None
-        return RingIdle(self._quiet_s, progress.median_step_s, observed, least_s, self._limits)
+        quiet_s = self._clock() - progress.updated_at
+        return RingIdle(quiet_s, progress.median_step_s, observed, least_s, self._limits)
 
 
 def _activity(health: Health) -> Activity | None:
@@ -331,29 +317,30 @@ class LeaderTerm:
         report = self._detector.newest_report
         sample, left = report.progress.sample(report.worker), report.progress.left
         rate = round(self._rate.newest, 1)
-        found = self._policy_loop.turn(snapshot, sample, left, rate)
-        self._policy_says = found.says
-        self._request_batch(found.batch)
-        if found.failed:
+        result = self._policy_loop.turn(snapshot, sample, left, rate)
+        self._policy_says = result.says
+        self._request_batch(result.batch)
+        if result.failed:
             np = len(snapshot.generation.members) if snapshot.generation else 0
-            off = replace(snapshot.policy, off=found.failed)
-            told = self._event(
-                PolicyDetails(np, np, rate, failed=True), f"the policy is off: {found.failed}"
+            details = PolicyDetails(np, np, rate, failed=True)
+            event = self._event(details, f"the policy is off: {result.failed}")
+            self._decisions.put_policy(
+                snapshot.policy, replace(snapshot.policy, off=result.failed), event
             )
-            self._decisions.put_policy(snapshot.policy, off, told)
             wake()
             return
-        news = [self._event(details, reason) for details, reason in found.news]
-        if found.decision is not None:
-            made = self._completed(found.decision)
-            self._decisions.carry_out(made, [*news, *self._events_of(made, snapshot, ages)])
+        news = [self._event(details, reason) for details, reason in result.news]
+        if result.decision is not None:
+            decision = self._completed(result.decision)
+            events = [*news, *self._events_of(decision, snapshot, ages)]
+            self._decisions.carry_out(decision, events)
             wake()
         else:
             for event in news:
                 self._log(event)
-        if found.learned is not None:
-            self._decisions.put_learned(found.learned)
-            self._policy_loop.written(found.learned)
+        if result.learned is not None:
+            self._decisions.put_learned(result.learned)
+            self._policy_loop.written(result.learned)
 
     def _check_stall(self, snapshot: Snapshot) -> dict[int, str]:
         """Return whom to evict for a stall; log when it begins or a further worker causes it."""
@@ -419,9 +406,9 @@ class LeaderTerm:
         for one in decision.reclaimed:
             yield self._event(*describe_returned(one, ages.reclaims_s.get(one, 0.0)))
         for worker, reason in sorted(decision.evict.items()):
-            said = f"has ended{reason.removeprefix(GONE)}"
-            said = said if reason.startswith(GONE) else f"was evicted: {reason}"
-            yield self._event(EvictedDetails(f"w{worker}"), f"w{worker} {said}")
+            ended = f"has ended{reason.removeprefix(GONE)}"
+            what = ended if reason.startswith(GONE) else f"was evicted: {reason}"
+            yield self._event(EvictedDetails(f"w{worker}"), f"w{worker} {what}")
         for answer in decision.answers:
             yield self._event(DrainDetails(f"w{answer.worker}", answer.accepted), answer.outcome)
 
