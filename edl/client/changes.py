@@ -721,10 +721,8 @@ class Reclaimed:
 def borrow(store: JobStore, slots: int, host: str | None, limits: ClientLimits = USUAL) -> Resize:
     """Let a job borrow up to `slots` idle slots; return the desired workers before and after."""
     now = resizable(store, f"borrow slots for job {store.name}", limits)
-    choice = partial(borrowing.borrow, now, slots, host)
-    changed = store.set_desired(
-        choice, RequestedBy.PERSON, "edl borrow", ReclaimTerms(borrows=True)
-    )
+    choice, terms = partial(borrowing.borrow, now, slots, host), ReclaimTerms(borrows=True)
+    changed = store.set_desired(choice, RequestedBy.PERSON, "edl borrow", terms)
     return Resize(store.name, changed.before.hosts, changed.desired.hosts)
 
 

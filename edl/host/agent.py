@@ -69,7 +69,7 @@ from edl.host.workers import ASK_TIMEOUT_S, UnresponsiveWorkers, Workers
 from edl.http.client import answering, tell_end
 from edl.http.signing import http_key
 from edl.job.borrowing import (
-    NO_RECLAIM_TERMS,
+    NO_TERMS,
     ReclaimTerms,
     ReclaimTracker,
     borrow,
@@ -532,7 +532,7 @@ class BorrowedSlots:
         host = self._host
 
         def change(desired: Placement) -> Placement:
-            borrowed = borrowed_after(snapshot.desired, desired, NO_RECLAIM_TERMS).get(host, 0)
+            borrowed = borrowed_after(snapshot.desired, desired, NO_TERMS).get(host, 0)
             if slots > borrowed:
                 return borrow(snapshot, slots - borrowed, host, desired)
             return (
@@ -967,7 +967,7 @@ class Agent(Supervisor[AgentState]):
 
     def _leave(self, snapshot: Snapshot, cause: str) -> None:
         name = self._host.name
-        terms = self._leaves if self._signals else NO_RECLAIM_TERMS
+        terms = self._leaves if self._signals else NO_TERMS
         try:
             self._set_desired(
                 lambda now: without_host(snapshot, name, now), f"{cause}: {name} leaves", terms
@@ -1005,10 +1005,7 @@ class Agent(Supervisor[AgentState]):
             self._changed.set()
 
     def _set_desired(
-        self,
-        change: Callable[[Placement], Placement],
-        why: str,
-        terms: ReclaimTerms = NO_RECLAIM_TERMS,
+        self, change: Callable[[Placement], Placement], why: str, terms: ReclaimTerms = NO_TERMS
     ) -> Placement:
         return self._store.set_desired(change, RequestedBy.LAUNCHER, why, terms).desired.hosts
 

@@ -35,7 +35,7 @@ class ReclaimTerms:
     within_s: float | None = None  # by when removed workers must be gone; None: no deadline
 
 
-NO_RECLAIM_TERMS = ReclaimTerms()
+NO_TERMS = ReclaimTerms()
 
 
 # --- requests to borrow and to give back
@@ -67,7 +67,7 @@ def reclaim(
 ) -> dict[str, int]:
     """Return the desired workers by host after the job has given back `slots` borrowed slots."""
     job = snapshot.job
-    borrowed = borrowed_after(snapshot.desired, desired, NO_RECLAIM_TERMS)
+    borrowed = borrowed_after(snapshot.desired, desired, NO_TERMS)
     here = {name: n for name, n in borrowed.items() if host in (None, name)}
     there, where = sum(here.values()), f" on host {host}" if host is not None else ""
     if not there:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from edl.events import DesiredDetails
-from edl.job.borrowing import NO_RECLAIM_TERMS, ReclaimTerms, borrowed_after, reclaims_after
+from edl.job.borrowing import NO_TERMS, ReclaimTerms, borrowed_after, reclaims_after
 from edl.job.placement import NO_DEVICES, DeviceSets, Placement, describe_devices
 from edl.records import (
     Assigned,
@@ -87,7 +87,7 @@ def set_desired(
     by: RequestedBy,
     reason: str,
     at_s: float = 0.0,  # since 1970; requests to give slots back count from it
-    terms: ReclaimTerms = NO_RECLAIM_TERMS,
+    terms: ReclaimTerms = NO_TERMS,
     devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
     """Return the change that makes `hosts` the desired workers; nothing is written to ZooKeeper."""

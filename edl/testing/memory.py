@@ -214,10 +214,8 @@ class MemoryJob:
         said = "; ".join([decision.reason, *decision.evict.values()])
         if not self.reasons or self.reasons[-1][1] != said:
             self.reasons.append((now_s, said))
-        if decision.generation is not None:
-            self.generation = replace(
-                decision.generation, scope=f"g{decision.generation.number}-00"
-            )
+        if (new := decision.generation) is not None:
+            self.generation = replace(new, scope=f"g{new.number}-00")
             self.generations.append(self.generation)
             self.on_generation(self.generation)
         if decision.change:

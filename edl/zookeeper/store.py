@@ -43,7 +43,7 @@ from edl.host.process import Process
 from edl.host.supervision import JobOutcome
 from edl.http.client import answering, ask_all
 from edl.job import decision
-from edl.job.borrowing import NO_RECLAIM_TERMS, ReclaimTerms, describe_returned, without_reclaimed
+from edl.job.borrowing import NO_TERMS, ReclaimTerms, describe_returned, without_reclaimed
 from edl.job.decision import DesiredChange, MembershipDecision
 from edl.job.placement import NO_DEVICES, DeviceSets, Placement
 from edl.job.profile import Curve, ProfileHold
@@ -117,7 +117,7 @@ def set_desired(
     choose: Choice,
     by: RequestedBy,
     why: str,
-    terms: ReclaimTerms = NO_RECLAIM_TERMS,
+    terms: ReclaimTerms = NO_TERMS,
     devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
     """Set how many workers of a job are desired on each host, and log an event that says why."""
@@ -207,7 +207,7 @@ def _changed(
     choose: Choice,
     by: RequestedBy,
     why: str,
-    terms: ReclaimTerms = NO_RECLAIM_TERMS,
+    terms: ReclaimTerms = NO_TERMS,
     devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
     """Return the change of the desired numbers to those that `choose` returns; write nothing."""
@@ -1021,7 +1021,7 @@ class JobStore:
         change: Choice,
         by: RequestedBy,
         why: str,
-        terms: ReclaimTerms = NO_RECLAIM_TERMS,
+        terms: ReclaimTerms = NO_TERMS,
         devices: DeviceSets = NO_DEVICES,
     ) -> DesiredChange:
         """Set how many workers are desired on each host, and log an event that says why."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from edl.errors import UsageError
 from edl.job.borrowing import (
-    NO_RECLAIM_TERMS,
+    NO_TERMS,
     ReclaimTerms,
     ReclaimTracker,
     borrow,
@@ -334,7 +334,7 @@ class Model:
 
     # --- people ---
 
-    def want(self, hosts: Placement, terms: ReclaimTerms = NO_RECLAIM_TERMS) -> None:
+    def want(self, hosts: Placement, terms: ReclaimTerms = NO_TERMS) -> None:
         asked = set_desired(
             self.wanted, Assigned(self.desired), hosts, RequestedBy.PERSON, "so", self.time, terms
         )

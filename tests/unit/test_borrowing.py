@@ -14,7 +14,7 @@ from edl.host.process import Process
 from edl.host.supervision import EndProcess
 from edl.job import membership
 from edl.job.borrowing import (
-    NO_RECLAIM_TERMS,
+    NO_TERMS,
     ReclaimTerms,
     ReclaimTracker,
     borrow,
@@ -164,13 +164,13 @@ def test_what_somebody_takes_from_a_host_counts_as_lent_first() -> None:
     borrowed = borrowed_after(Desired({"a": 2}), {"a": 4, "b": 1}, ReclaimTerms(borrows=True))
     assert borrowed == {"a": 2, "b": 1}
     before = Desired({"a": 4, "b": 1}, borrowed=borrowed)
-    assert borrowed_after(before, {"a": 3, "b": 1}, NO_RECLAIM_TERMS) == {"a": 1, "b": 1}
-    assert borrowed_after(before, {"a": 1, "b": 1}, NO_RECLAIM_TERMS) == {"b": 1}
-    assert borrowed_after(before, {"a": 4, "b": 2}, NO_RECLAIM_TERMS) == {
+    assert borrowed_after(before, {"a": 3, "b": 1}, NO_TERMS) == {"a": 1, "b": 1}
+    assert borrowed_after(before, {"a": 1, "b": 1}, NO_TERMS) == {"b": 1}
+    assert borrowed_after(before, {"a": 4, "b": 2}, NO_TERMS) == {
         "a": 2,
         "b": 1,
     }  # not borrowed
-    assert borrowed_after(before, {"a": 4}, NO_RECLAIM_TERMS) == {"a": 2}
+    assert borrowed_after(before, {"a": 4}, NO_TERMS) == {"a": 2}
 
 
 def test_a_deadline_holds_until_somebody_wants_more_there() -> None:
@@ -178,9 +178,9 @@ def test_a_deadline_holds_until_somebody_wants_more_there() -> None:
     due = reclaims_after(before, {"a": 2}, ReclaimTerms(within_s=30.0), 100.0)
     assert due == (DUE,)
     asked = Desired({"a": 2}, reclaims=due)
-    assert reclaims_after(asked, {"a": 2, "b": 1}, NO_RECLAIM_TERMS, 0.0) == due
-    assert reclaims_after(asked, {"a": 1}, NO_RECLAIM_TERMS, 0.0) == due
-    assert reclaims_after(asked, {"a": 3}, NO_RECLAIM_TERMS, 0.0) == ()
+    assert reclaims_after(asked, {"a": 2, "b": 1}, NO_TERMS, 0.0) == due
+    assert reclaims_after(asked, {"a": 1}, NO_TERMS, 0.0) == due
+    assert reclaims_after(asked, {"a": 3}, NO_TERMS, 0.0) == ()
 
 
 def test_a_change_carries_both() -> None:
@@ -212,7 +212,7 @@ def test_a_profile_leaves_what_is_lent() -> None:
     start = Desired({"a": 4}, borrowed={"a": 2})
     small = set_desired(start, Assigned({"a": 4}), {"a": 1}, RequestedBy.PROFILE, "so").desired
     assert small.borrowed == {"a": 2}
-    assert borrowed_after(small, {"a": 1}, NO_RECLAIM_TERMS) == {"a": 1}  # there are no more
+    assert borrowed_after(small, {"a": 1}, NO_TERMS) == {"a": 1}  # there are no more
     back = set_desired(small, Assigned({"a": 1}), {"a": 4}, RequestedBy.PROFILE, "so").desired
     assert back.borrowed == {"a": 2}
 

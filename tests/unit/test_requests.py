@@ -32,7 +32,7 @@ from edl.errors import (
     UsageError,
 )
 from edl.events import CheckpointDetails, Event
-from edl.job.borrowing import NO_RECLAIM_TERMS, ReclaimTerms
+from edl.job.borrowing import NO_TERMS, ReclaimTerms
 from edl.job.decision import DesiredChange, set_desired
 from edl.job.placement import NO_DEVICES, DeviceSets, Placement
 from edl.job.profile import Curve, ProfileHold
@@ -139,7 +139,7 @@ class Store(JobStore):
         change: Callable[[dict[str, int]], Placement],
         by: RequestedBy,
         why: str,
-        terms: ReclaimTerms = NO_RECLAIM_TERMS,
+        terms: ReclaimTerms = NO_TERMS,
         devices: DeviceSets = NO_DEVICES,
     ) -> DesiredChange:
         self._call()
