@@ -150,17 +150,17 @@ class Supervisor(ABC, Generic[State]):
         self,
         store: JobStore,
         workers: Workers,
-        own: State,
+        state: State,
         command: Sequence[str],
         stack_signal: int,
     ) -> None:
         self._store = store
         self._workers = workers
-        self._own = own
+        self._own = state
         self._command = tuple(command)
         say = partial(self._say, for_all=True)
         self._lost_job = LaunchersLostJob(store, say, ASK_TIMEOUT_S)
-        self._frozen = UnresponsiveWorkers(store, own.host, workers, stack_signal)
+        self._frozen = UnresponsiveWorkers(store, state.host, workers, stack_signal)
         self._reclaims = ReclaimTracker()
         self._launches = 0
         self._snapshot: Snapshot | None = None
@@ -491,14 +491,14 @@ class BorrowedSlots:
         self._slots = said[0]
         return changed
 
-    def record_returned(self, snapshot: Snapshot, own: SupervisorState) -> bool:
+    def record_returned(self, snapshot: Snapshot, state: SupervisorState) -> bool:
         """Record each request to give back slots of this host that is now fulfilled."""
         members = {member.id for member in snapshot.members}
         # A process that is not registered still occupies its slot.
-        hidden = sum(process.worker not in members for process in own.living)
-        done = returned(snapshot, own.reclaims_s, self._host, hidden)
+        hidden = sum(process.worker not in members for process in state.living)
+        done = returned(snapshot, state.reclaims_s, self._host, hidden)
         for one in done:
-            self._store.record_returned(one, own.reclaims_s.get(one, 0.0))
+            self._store.record_returned(one, state.reclaims_s.get(one, 0.0))
         return bool(done)
 
     def _read(self) -> tuple[int, float] | None:

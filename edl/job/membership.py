@@ -238,7 +238,7 @@ def _next(
         reason,
         Generation(
             (current.number if current is not None else 0) + 1,
-            0,
+            0,  # `decide` sets it
             tuple(members),
             state_source,
             tuple(joined),
