@@ -243,7 +243,7 @@ def _turns(
         time.sleep(GATHER_S)
         began = time.perf_counter()
         snapshot = look()
-        decision = decide(snapshot, 1, ages.look(snapshot, time.monotonic()), AT_ONCE)
+        decision = decide(snapshot, 1, ages.observe(snapshot, time.monotonic()), AT_ONCE)
         turns.append(time.perf_counter() - began)
     registering.kill()
     registering.join()

@@ -432,7 +432,7 @@ def log(
     names = sorted(values)
     name = ",".join(names)
     numbers = [number_of(values[one], "edl.log") for one in names]
-    mine = [worker.rank, _known(worker, name), at, _code(name)]
+    mine = [worker.id, _known(worker, name), at, _code(name)]
     rows = worker.exchange([samples, *mine, *numbers])
     _check_alike([int(row[3]) for row in rows], [int(row[4]) for row in rows])
     means = weighted_means([[row[0], *row[5:]] for row in rows])
@@ -440,7 +440,8 @@ def log(
     if not worker.warming_up:
         worker.learning.see_means(worker.step, point)
         known = max(int(row[2]) for row in rows)
-        if all(row[1] for row in rows):  # rank 0 exchanges at other steps, and writes nothing
+        rank_0 = worker.steps.progress.members[0]
+        if rank_0 not in [int(row[1]) for row in rows]:  # it exchanges at other steps
             return point
         while known < at:  # once, and once more for each rank 0 that dies before it has written
             if worker.rank == 0:

@@ -57,7 +57,7 @@ from edl.host.host_agent import (
 )
 from edl.host.process import AgentEnd, AgentResult, agent_exit_code, run_exit_code
 from edl.host.process import transparent as run_through_edl
-from edl.job.liveness import check_run_token
+from edl.job.run import check_run_token
 from edl.records import NO_POLICY, JobPolicy
 from edl.spec import JobSettings, JobSpec, Sizes
 from edl.zookeeper.access import Access

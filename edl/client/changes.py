@@ -31,8 +31,7 @@ from edl.events import CheckpointDetails, Event
 from edl.host.job_end import stopped_outcome
 from edl.host.supervision import SupervisorLimits
 from edl.job import borrowing, placement
-from edl.job.borrowing import LeaseTerms
-from edl.job.membership import HALTED_EXIT, why_tight
+from edl.job.borrowing import ReclaimTerms
 from edl.job.placement import (
     NO_DEVICES,
     DeviceSets,
@@ -41,16 +40,17 @@ from edl.job.placement import (
     Move,
     Placement,
     is_placed,
+    migration_status,
     move,
     place_workers,
     placed_exactly,
     return_absent,
-    standing,
     to_add,
     whole,
     without_host,
     workers_of_ring,
 )
+from edl.job.run import HALTED_EXIT, why_tight
 from edl.job.snapshot import Snapshot
 from edl.policy.file import CustomRule, PolicyFile, check_change, check_sizes, parse_policy
 from edl.policy.goodput import Goodput, span
@@ -309,7 +309,7 @@ def migrate(
         on_message(f"moving {asked}")
         offered_at = time.monotonic()
         for now in looks(store, timeout_s, f"moving {asked}", messages, _goes_on(asked), limits):
-            desired, stands = now.desired.hosts, standing(asked, now)
+            desired, stands = now.desired.hosts, migration_status(asked, now)
             if now.generation is not None:
                 generations[now.generation.number] = now.generation
                 members = (*now.generation.members, *now.generation.previous)
@@ -345,7 +345,7 @@ def migrate(
         with suppress(CoordinationError):  # they have moved all the same
             events |= store.events.read_known(max(events, default=-1))
         log = [events[number] for number in sorted(events)]
-        done = placement.outcome(asked, log, hosts, last, generations.values())
+        done = placement.migration_outcome(asked, log, hosts, last, generations.values())
         if done.stall_s is not None or time.monotonic() >= deadline:
             return done
         time.sleep(limits.poll_s)
@@ -654,8 +654,8 @@ class Reclaimed:
 def borrow(store: JobStore, slots: int, host: str | None, limits: ClientLimits = USUAL) -> Resize:
     """Let a job borrow up to `slots` idle slots; return the desired workers before and after."""
     now = resizable(store, f"borrow slots for job {store.name}", limits)
-    choice = partial(borrowing.borrow, now, slots, host)
-    changed = store.set_desired(choice, RequestedBy.PERSON, "edl borrow", LeaseTerms(borrows=True))
+    choice, terms = partial(borrowing.borrow, now, slots, host), ReclaimTerms(borrows=True)
+    changed = store.set_desired(choice, RequestedBy.PERSON, "edl borrow", terms)
     return Resize(store.name, changed.before.hosts, changed.desired.hosts)
 
 
@@ -676,7 +676,7 @@ def reclaim(
         partial(borrowing.reclaim, now, slots, host),
         RequestedBy.PERSON,
         f"edl reclaim within {deadline_s:g} s",
-        LeaseTerms(within_s=deadline_s),
+        ReclaimTerms(within_s=deadline_s),
     )
     before, after = changed.before.hosts, changed.desired.hosts
     asked = [one for one in changed.desired.reclaims if one not in changed.before.reclaims]

@@ -28,8 +28,8 @@ from edl.client.waiting import OnMessage, flat, ignore
 from edl.errors import AccessDenied, EdlError, UnknownJob, UsageError
 from edl.host.process import title
 from edl.host.supervision import SupervisorLimits
-from edl.job.liveness import check_run_token
 from edl.job.placement import NO_DEVICES, DeviceSets, Placement, check_devices, device_sets, whole
+from edl.job.run import check_run_token
 from edl.job.snapshot import Snapshot
 from edl.records import NO_POLICY, JobPolicy, JobState
 from edl.records import Job as JobRecord

@@ -280,7 +280,7 @@ HAS_SLOTS = (LifeState.STARTING, LifeState.RUNNING)
 # Jobs that wait, of one priority and the same labels, that a policy chooses among: the first ones.
 # It bounds what one decision costs, so queues share it; Slurm's backfill looks at as many
 # (bf_max_job_test).
-MOST_ASKED = 500
+MAX_ASKED = 500
 
 FEWEST_ASKED = 50  # of each queue, however many there are
 
@@ -364,7 +364,7 @@ def find_active_jobs(
     nodes = hosts_with_slots(cluster, table)
     choices = _HostChoices(cluster, table, nodes)
     count = len(cluster.queues)
-    most = MOST_ASKED if count < 2 else max(FEWEST_ASKED, MOST_ASKED // count)
+    most = MAX_ASKED if count < 2 else max(FEWEST_ASKED, MAX_ASKED // count)
     waiting: Counter[tuple[object, ...]] = Counter()
     queue: tuple[object, ...]
     found, obstacles = [], {}

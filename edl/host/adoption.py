@@ -157,9 +157,9 @@ def has_died(former: Host) -> bool:
     return not psutil.pid_exists(former.pid)
 
 
-def has_died_here(former: Host, own: Host) -> bool:
+def has_died_here(former: Host, host: Host) -> bool:
     """Return whether an earlier agent is known to have run on this machine and to have ended."""
-    return former.address == own.address and is_known_dead(former.machine, former.pid)
+    return former.address == host.address and is_known_dead(former.machine, former.pid)
 
 
 def _is_zombie(process: psutil.Process) -> bool:

@@ -69,8 +69,8 @@ from edl.host.workers import ASK_TIMEOUT_S, UnresponsiveWorkers, Workers
 from edl.http.client import answering, tell_end
 from edl.http.signing import http_key
 from edl.job.borrowing import (
-    NO_LEASE_TERMS,
-    LeaseTerms,
+    NO_TERMS,
+    ReclaimTerms,
     ReclaimTracker,
     borrow,
     borrowed_after,
@@ -78,9 +78,8 @@ from edl.job.borrowing import (
     reclaim,
     returned,
 )
-from edl.job.membership import bound_of_signal
-from edl.job.placement import Placement, without_host
-from edl.job.resize import is_last, request_workers, withdrawn
+from edl.job.placement import Placement, is_last, request_workers, withdrawn, without_host
+from edl.job.run import bound_of_signal
 from edl.job.snapshot import Snapshot
 from edl.records import Host, Job, JobState, RequestedBy, Stage
 from edl.text import counted, excerpt, seconds, workers
@@ -151,17 +150,17 @@ class Supervisor(ABC, Generic[State]):
         self,
         store: JobStore,
         workers: Workers,
-        own: State,
+        state: State,
         command: Sequence[str],
         stack_signal: int,
     ) -> None:
         self._store = store
         self._workers = workers
-        self._own = own
+        self._own = state
         self._command = tuple(command)
         say = partial(self._say, for_all=True)
         self._lost_job = LaunchersLostJob(store, say, ASK_TIMEOUT_S)
-        self._frozen = UnresponsiveWorkers(store, own.host, workers, stack_signal)
+        self._frozen = UnresponsiveWorkers(store, state.host, workers, stack_signal)
         self._reclaims = ReclaimTracker()
         self._launches = 0
         self._snapshot: Snapshot | None = None
@@ -249,7 +248,7 @@ class Supervisor(ABC, Generic[State]):
             self._handle_signal(snapshot, now)
             if snapshot is None:
                 return self._alone(now)
-            ages_s = self._reclaims.look(snapshot.desired, now)
+            ages_s = self._reclaims.observe(snapshot.desired, now)
             late = overdue_on(self._own.host, ages_s)
             self._own = replace(self._own, overdue=late, reclaims_s=ages_s)
             self._follow(snapshot, now)
@@ -492,14 +491,14 @@ class BorrowedSlots:
         self._slots = said[0]
         return changed
 
-    def record_returned(self, snapshot: Snapshot, own: SupervisorState) -> bool:
+    def record_returned(self, snapshot: Snapshot, state: SupervisorState) -> bool:
         """Record each request to give back slots of this host that is now fulfilled."""
         members = {member.id for member in snapshot.members}
         # A process that is not registered still occupies its slot.
-        hidden = sum(process.worker not in members for process in own.living)
-        done = returned(snapshot, own.reclaims_s, self._host, hidden)
+        hidden = sum(process.worker not in members for process in state.living)
+        done = returned(snapshot, state.reclaims_s, self._host, hidden)
         for one in done:
-            self._store.record_returned(one, own.reclaims_s.get(one, 0.0))
+            self._store.record_returned(one, state.reclaims_s.get(one, 0.0))
         return bool(done)
 
     def _read(self) -> tuple[int, float] | None:
@@ -533,7 +532,7 @@ class BorrowedSlots:
         host = self._host
 
         def change(desired: Placement) -> Placement:
-            borrowed = borrowed_after(snapshot.desired, desired, NO_LEASE_TERMS).get(host, 0)
+            borrowed = borrowed_after(snapshot.desired, desired, NO_TERMS).get(host, 0)
             if slots > borrowed:
                 return borrow(snapshot, slots - borrowed, host, desired)
             return (
@@ -541,7 +540,7 @@ class BorrowedSlots:
             )
 
         more = slots > snapshot.desired.borrowed.get(host, 0)
-        terms = LeaseTerms(borrows=True) if more else LeaseTerms(within_s=within_s)
+        terms = ReclaimTerms(borrows=True) if more else ReclaimTerms(within_s=within_s)
         try:
             return bool(
                 self._store.set_desired(
@@ -696,7 +695,7 @@ class Agent(Supervisor[AgentState]):
         self._on_snapshot = on_snapshot
         self._on_event = on_event
         self._meanwhile = meanwhile or nullcontext(0)
-        self._leaves = LeaseTerms(within_s=leave_within_s)
+        self._leaves = ReclaimTerms(within_s=leave_within_s)
         self._borrowed = BorrowedSlots(store, host.name, borrowed_file, reclaim_s, self._say_once)
         self._written: Host | None = None  # what our node says
         self._asked = False  # the first signal has been carried out
@@ -968,7 +967,7 @@ class Agent(Supervisor[AgentState]):
 
     def _leave(self, snapshot: Snapshot, cause: str) -> None:
         name = self._host.name
-        terms = self._leaves if self._signals else NO_LEASE_TERMS
+        terms = self._leaves if self._signals else NO_TERMS
         try:
             self._set_desired(
                 lambda now: without_host(snapshot, name, now), f"{cause}: {name} leaves", terms
@@ -1006,7 +1005,7 @@ class Agent(Supervisor[AgentState]):
             self._changed.set()
 
     def _set_desired(
-        self, change: Callable[[Placement], Placement], why: str, terms: LeaseTerms = NO_LEASE_TERMS
+        self, change: Callable[[Placement], Placement], why: str, terms: ReclaimTerms = NO_TERMS
     ) -> Placement:
         return self._store.set_desired(change, RequestedBy.LAUNCHER, why, terms).desired.hosts
 

@@ -38,8 +38,8 @@ from functools import partial
 from edl.host.devices import why_wait, with_devices
 from edl.host.job_end import (
     TOLD,
-    as_the_job_cannot_go_on,
-    as_the_job_ends,
+    decide_job_end,
+    decide_job_failure,
     ring_is_away,
     told_to_end,
 )
@@ -103,32 +103,32 @@ class AgentState(SupervisorState):
         return why if self.is_elsewhere else ""
 
 
-def with_placement(own: AgentState, assigned: Assigned, now: float) -> AgentState:
+def with_placement(state: AgentState, assigned: Assigned, now: float) -> AgentState:
     """Return the agent's state with whether the workers of its host are placed on other hosts."""
     # Elsewhere: the host was in the record and is no more, or the job may use no device of it. One
     # with devices and no worker may get one by `edl scale`.
-    number = assigned.hosts.get(own.host)
-    has_none = number == 0 and assigned.devices_on(own.host) == ()
+    number = assigned.hosts.get(state.host)
+    has_none = number == 0 and assigned.devices_on(state.host) == ()
     if number is None:
-        is_elsewhere, was_placed = own.was_placed, own.was_placed
+        is_elsewhere, was_placed = state.was_placed, state.was_placed
     else:
-        is_elsewhere, was_placed = has_none, own.was_placed or not has_none
-    since = now if own.elsewhere_since is None else own.elsewhere_since
-    return replace(own, was_placed=was_placed, elsewhere_since=since if is_elsewhere else None)
+        is_elsewhere, was_placed = has_none, state.was_placed or not has_none
+    since = now if state.elsewhere_since is None else state.elsewhere_since
+    return replace(state, was_placed=was_placed, elsewhere_since=since if is_elsewhere else None)
 
 
-def decide_agent(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
+def decide_agent(snapshot: Snapshot, state: AgentState, now: float) -> SupervisorDecision:
     """Return what an agent does next: starts and ends of processes, or the end of the job."""
-    decision = as_the_job_ends(snapshot, own, now)
-    decision = decision or as_the_job_cannot_go_on(snapshot, own, now)
-    return with_terminating(decision or _keep(snapshot, own, now), snapshot, own, now)
+    decision = decide_job_end(snapshot, state, now)
+    decision = decision or decide_job_failure(snapshot, state, now)
+    return with_terminating(decision or _keep(snapshot, state, now), snapshot, state, now)
 
 
-def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision:
+def _keep(snapshot: Snapshot, state: AgentState, now: float) -> SupervisorDecision:
     """Keep as many workers running as are assigned; the leader takes a surplus out of the ring."""
-    wanted = snapshot.assigned.hosts.get(own.host, 0)
-    others = [m for m in foreign(snapshot, own) if m.host == own.host]
-    replaced, granted = snapshot.replaced, partial(snapshot.assigned.grants, own.host)
+    wanted = snapshot.assigned.hosts.get(state.host, 0)
+    others = [m for m in foreign(snapshot, state) if m.host == state.host]
+    replaced, granted = snapshot.replaced, partial(snapshot.assigned.grants, state.host)
     here = [
         m
         for m in others
@@ -136,59 +136,59 @@ def _keep(snapshot: Snapshot, own: AgentState, now: float) -> SupervisorDecision
         and m.id not in replaced
         and granted(m.used_device)
     ]
-    filling = [p for p in own.processes if p.worker not in replaced and granted(p.used_device)]
-    counted = sum(fills_its_place(p, own.limits, now) for p in filling) + len(here)
-    to_end = why_to_end(snapshot, own, now)
-    newcomers = [p for p in own.living if not p.seated]
+    filling = [p for p in state.processes if p.worker not in replaced and granted(p.used_device)]
+    counted = sum(fills_its_place(p, state.limits, now) for p in filling) + len(here)
+    to_end = why_to_end(snapshot, state, now)
+    newcomers = [p for p in state.living if not p.seated]
     to_end |= {p: _REVOKED for p in newcomers if not granted(p.used_device)}
-    if own.draining and wanted == 0:  # the leader does not know them, so it cannot give them up
-        to_end |= {p: "its host leaves the job" for p in own.living if p.worker is None}
-    if told := told_to_end(snapshot, own):
+    if state.draining and wanted == 0:  # the leader does not know them, so it cannot give them up
+        to_end |= {p: "its host leaves the job" for p in state.living if p.worker is None}
+    if told := told_to_end(snapshot, state):
         to_end |= dict.fromkeys(newcomers, "the job stops before it joined")
-    counted -= sum(fills_its_place(p, own.limits, now) for p in to_end if p in filling)
-    occupied = {p.slot for p in own.living} | {m.slot for m in others}
-    slots = next((host.slots for host in snapshot.agents if host.name == own.host), None)
+    counted -= sum(fills_its_place(p, state.limits, now) for p in to_end if p in filling)
+    occupied = {p.slot for p in state.living} | {m.slot for m in others}
+    slots = next((host.slots for host in snapshot.agents if host.name == state.host), None)
     counted += sum(p.refuses for p in to_end)  # nobody is started before it is seen how they ended
-    stays = assigned_without_signalled(snapshot).get(own.host, 0)
-    lacking = 0 if told or ring_is_away(snapshot, own, now) else stays - counted
-    staying = {p.slot for p in own.living if p.departing is None and granted(p.used_device)}
-    places = _places(lacking, slots, occupied, staying, own)
+    stays = assigned_without_signalled(snapshot).get(state.host, 0)
+    lacking = 0 if told or ring_is_away(snapshot, state, now) else stays - counted
+    staying = {p.slot for p in state.living if p.departing is None and granted(p.used_device)}
+    places = _places(lacking, slots, occupied, staying, state)
     limit = snapshot.job.spec.settings.max_restarts
     last = [p for _, p in places if p is not None]
-    candidates = [*last, *(p for p in own.processes if places and p.refused)]
+    candidates = [*last, *(p for p in state.processes if places and p.refused)]
     failing = next((p for p in candidates if p.uses_up(limit)), None)
     if failing is not None:
-        used_up = {p.slot for p in own.processes if p.used_up} | {failing.slot}
-        desired = without_slot(snapshot, own.host, used_up, elsewhere=not failing.refused)
-        return disable_slot(failing, snapshot, own, desired, "--max-restarts")
-    starting = starts(places, own, "a worker is wanted", now)
-    starting, waiting = _on_devices(starting, wanted, others, snapshot, own)
+        used_up = {p.slot for p in state.processes if p.used_up} | {failing.slot}
+        desired = without_slot(snapshot, state.host, used_up, elsewhere=not failing.refused)
+        return disable_slot(failing, snapshot, state, desired, "--max-restarts")
+    starting = starts(places, state, "a worker is wanted", now)
+    starting, waiting = _on_devices(starting, wanted, others, snapshot, state)
     return SupervisorDecision(
-        TOLD if told else f"{counted} of {wanted} workers run on {own.host}{waiting}",
+        TOLD if told else f"{counted} of {wanted} workers run on {state.host}{waiting}",
         starting,
-        end_each(to_end, own.limits, now),
-        warnings=without_init(own, now),
-        exit_code=0 if _has_left(snapshot, own, now) else None,
+        end_each(to_end, state.limits, now),
+        warnings=without_init(state, now),
+        exit_code=0 if _has_left(snapshot, state, now) else None,
     )
 
 
-def _has_left(snapshot: Snapshot, own: AgentState, now: float) -> bool:
+def _has_left(snapshot: Snapshot, state: AgentState, now: float) -> bool:
     """Return whether the host has left the job, so that its agent ends; arguments as of `_keep`."""
-    if own.living:
+    if state.living:
         return False
-    number = snapshot.assigned.hosts.get(own.host)
-    if own.draining and not number:
+    number = snapshot.assigned.hosts.get(state.host)
+    if state.draining and not number:
         return True
-    stays_s = 0.0 if number is None else own.limits.elsewhere_s
-    since = own.elsewhere_since
-    return own.is_elsewhere and own.was_placed and since is not None and now - since >= stays_s
+    stays_s = 0.0 if number is None else state.limits.elsewhere_s
+    since = state.elsewhere_since
+    return state.is_elsewhere and state.was_placed and since is not None and now - since >= stays_s
 
 
 def _places(
-    lacking: int, slots: int | None, occupied: set[int], staying: set[int], own: AgentState
+    lacking: int, slots: int | None, occupied: set[int], staying: set[int], state: AgentState
 ) -> list[tuple[int, Process | None]]:
     """Return up to `lacking` pairs (slot, its last process): free slots, then disabled ones."""
-    last = {p.slot: p for p in sorted(own.processes, key=lambda p: p.started)}
+    last = {p.slot: p for p in sorted(state.processes, key=lambda p: p.started)}
     used_up = {slot for slot, process in last.items() if process.used_up}
     count = max(0, lacking) + len(occupied | used_up)
     order = [slot for slot in range(count) if slot not in occupied]
@@ -196,7 +196,7 @@ def _places(
     if slots is not None:
         order = [slot for slot in order if slot < slots]
         # The replacement of a worker that is about to leave shares its slot and device.
-        order += sorted({p.slot for p in own.living} - staying)
+        order += sorted({p.slot for p in state.living} - staying)
     return [(slot, last.get(slot)) for slot in order[: max(0, lacking)]]
 
 
@@ -205,13 +205,13 @@ def _on_devices(
     wanted: int,
     others: Sequence[Member],
     snapshot: Snapshot,
-    own: AgentState,
+    state: AgentState,
 ) -> tuple[tuple[Start, ...], str]:
     """Return the starts for which this host has a device, and a clause why others must wait."""
-    granted = snapshot.assigned.devices_on(own.host)
+    granted = snapshot.assigned.devices_on(state.host)
     if granted is None:
         return starting, ""
-    allowed = [device for device in granted if device in own.devices]
-    given = with_devices(starting, allowed, own.cuda_devices, own.processes, others)
+    allowed = [device for device in granted if device in state.devices]
+    given = with_devices(starting, allowed, state.cuda_devices, state.processes, others)
     waiting = len(starting) - len(given) + max(0, wanted - len(allowed))
-    return given, f"; {why_wait(waiting, allowed, own.cuda_devices)}" if waiting else ""
+    return given, f"; {why_wait(waiting, allowed, state.cuda_devices)}" if waiting else ""

@@ -30,7 +30,7 @@ from edl.host.job_garbage_collector import JobGarbageCollector
 from edl.host.job_metrics import JobMetrics
 from edl.host.output import Output
 from edl.host.workers import EVENTS, log_directory
-from edl.job.liveness import check_run_token, why_run_is_over
+from edl.job.run import check_run_token, why_run_is_over
 from edl.job.snapshot import Snapshot
 from edl.records import Host, Job
 from edl.retention import Retention

@@ -1,7 +1,7 @@
 """Decide when a job has ended, cannot begin or has no workers left, and what its launchers do then.
 
-A launcher is an agent or an `edl-worker`; both call :func:`as_the_job_ends` first, and
-:func:`as_the_job_cannot_go_on` if no rule before it applies. The rules, in order, are the same for
+A launcher is an agent or an `edl-worker`; both call :func:`decide_job_end` first, and
+:func:`decide_job_failure` if no rule before it applies. The rules, in order, are the same for
 both:
 
 1. The job is over: its workers end by themselves within a time limit, and are ended after that. A
@@ -41,8 +41,8 @@ from edl.host.supervision import (
     dead_ring,
     foreign,
 )
-from edl.job.membership import HALTED_EXIT, halted
-from edl.job.resize import why_too_few
+from edl.job.placement import why_too_few
+from edl.job.run import HALTED_EXIT, halted
 from edl.job.snapshot import GONE, Snapshot
 from edl.records import Generation, Job, JobState, Stage
 from edl.text import workers
@@ -51,37 +51,39 @@ FAILING = 3  # failures of a slot in a row, from which on the cluster takes it a
 TOLD = "the workers were told to end while ZooKeeper was away"
 
 
-def as_the_job_ends(
-    snapshot: Snapshot, own: SupervisorState, now: float
+def decide_job_end(
+    snapshot: Snapshot, state: SupervisorState, now: float
 ) -> SupervisorDecision | None:
     """Return a launcher's decision while the job ends; None while the job goes on."""
     generation = snapshot.generation
     if snapshot.job.state.over:
-        return _wind_down(snapshot, own, now)
+        return _wind_down(snapshot, state, now)
     if snapshot.job.state is JobState.STOPPING:
-        return _stop(snapshot, own, now)
+        return _stop(snapshot, state, now)
     if generation is not None and not generation.members:
         reason = generation.reason
         if not snapshot.members:
             return SupervisorDecision(reason, outcome=JobOutcome(JobState.STOPPED, reason))
-        to_end = why_to_end(snapshot, own, now)
-        return SupervisorDecision(reason, endings=end_each(to_end, own.limits, now))
+        to_end = why_to_end(snapshot, state, now)
+        return SupervisorDecision(reason, endings=end_each(to_end, state.limits, now))
     return None
 
 
-def as_the_job_cannot_go_on(
-    snapshot: Snapshot, own: SupervisorState, now: float
+def decide_job_failure(
+    snapshot: Snapshot, state: SupervisorState, now: float
 ) -> SupervisorDecision | None:
     """Return the decision to record the end of a job that cannot go on; None if it can."""
-    outcome = (
-        _cannot_begin(snapshot, own, now)
-        or _too_few_hosts(snapshot, own, now)
-        or _nobody_left(snapshot, own, now)
-    )
+    outcome = _cannot_begin(snapshot, state, now)
+    # Too few hosts have come for the first ring in time, which is longer than `start_timeout_s`,
+    # after which the leader starts with `min_np` or more.
+    since, limit_s = state.too_few_since, state.limits.hosts_limit_s
+    if outcome is None and since is not None and now - since >= limit_s:
+        outcome = JobOutcome(JobState.FAILED, why_too_few(snapshot, limit_s), 1)
+    outcome = outcome or _nobody_left(snapshot, state, now)
     return None if outcome is None else SupervisorDecision(outcome.reason, outcome=outcome)
 
 
-def result(job: Job, own: SupervisorState) -> int:
+def result(job: Job, state: SupervisorState) -> int:
     """Return the exit code of a launcher for `job`, which is over."""
     if job.state is JobState.FAILED:
         return job.exit_code
@@ -89,30 +91,30 @@ def result(job: Job, own: SupervisorState) -> int:
     if job.state is JobState.STOPPED and job.end_within_s and not job.driver:
         return job.exit_code or HALTED_EXIT
     # `edl run ... && evaluate` must not evaluate; who only takes part returns 0.
-    if job.state is JobState.STOPPED and own.is_submitter:
+    if job.state is JobState.STOPPED and state.is_submitter:
         return job.exit_code or STOPPED_EXIT
-    late = failed_late(job, own)
+    late = failed_late(job, state)
     if late is not None:
         return exit_status(late.exit_code or 1)
     return job.exit_code if job.state is JobState.FINISHED else 0
 
 
-def failed_late(job: Job, own: SupervisorState) -> Process | None:
+def failed_late(job: Job, state: SupervisorState) -> Process | None:
     """Return the first-started process that failed after `job` had trained its last step."""
-    late = (p for p in own.processes if p.failed_late(own.state_since, job.finished_in))
+    late = (p for p in state.processes if p.failed_late(state.state_since, job.finished_in))
     return next(late, None) if job.state is JobState.FINISHED else None
 
 
-def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
+def _wind_down(snapshot: Snapshot, state: SupervisorState, now: float) -> SupervisorDecision:
     """Return what a launcher does when the job is over: end its workers, then exit."""
-    job, limits, living = snapshot.job, own.limits, own.living
+    job, limits, living = snapshot.job, state.limits, state.living
     if not living:
-        return SupervisorDecision(f"the job is over: {job.reason}", exit_code=result(job, own))
-    waited = now - own.state_since
+        return SupervisorDecision(f"the job is over: {job.reason}", exit_code=result(job, state))
+    waited = now - state.state_since
     reason = f"job {job.name} {job.state.phrase}"
     if job.state is JobState.FAILED:
         return SupervisorDecision(reason, endings=end_processes(living, limits, now, reason))
-    if _bound_is_over(job, own, now):
+    if _bound_is_over(job, state, now):
         return SupervisorDecision(reason, endings=_killed(living, job))
     finished = job.state is JobState.FINISHED
     patience = limits.finish_s if finished else limits.stop_s
@@ -126,16 +128,16 @@ def _wind_down(snapshot: Snapshot, own: SupervisorState, now: float) -> Supervis
     return SupervisorDecision(reason, endings=end_each(reasons, limits, now), warnings=warnings)
 
 
-def _stop(snapshot: Snapshot, own: SupervisorState, now: float) -> SupervisorDecision:
+def _stop(snapshot: Snapshot, state: SupervisorState, now: float) -> SupervisorDecision:
     """Return what a launcher does while the job is stopping: end workers, or record STOPPED."""
-    living, limits = own.living, own.limits
+    living, limits = state.living, state.limits
     reason = snapshot.job.reason or "the job is asked to stop"
-    if not living and not foreign(snapshot, own):
+    if not living and not foreign(snapshot, state):
         return SupervisorDecision(reason, outcome=stopped_outcome(snapshot, reason))
-    if _bound_is_over(snapshot.job, own, now):
+    if _bound_is_over(snapshot.job, state, now):
         return SupervisorDecision(reason, endings=_killed(living, snapshot.job))
-    waited = now - own.state_since
-    patience, quiet = limits.stop_limit_s(snapshot.job), now - max(own.stepped, own.state_since)
+    waited = now - state.state_since
+    patience, quiet = limits.stop_limit_s(snapshot.job), now - max(state.stepped, state.state_since)
     preempted = bool(snapshot.job.end_within_s)
     still = [] if preempted else _stuck(snapshot, living, limits, quiet)
     ending: Sequence[Process] = living
@@ -164,8 +166,8 @@ def stopped_outcome(snapshot: Snapshot, reason: str) -> JobOutcome:
     return JobOutcome(end.state, end.reason, end.exit_code)
 
 
-def _bound_is_over(job: Job, own: SupervisorState, now: float) -> bool:
-    since = own.preempted_since
+def _bound_is_over(job: Job, state: SupervisorState, now: float) -> bool:
+    since = state.preempted_since
     return since is not None and now - since >= job.end_within_s
 
 
@@ -191,16 +193,16 @@ def _stuck(
     ]
 
 
-def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
+def _cannot_begin(snapshot: Snapshot, state: SupervisorState, now: float) -> JobOutcome | None:
     """Return the outcome FAILED of a job that cannot get its first generation, else None."""
-    processes = own.processes
+    processes = state.processes
     if snapshot.generation is not None or not processes:
         return None
     mute = [
         p for p in processes if p.exit_code == 0 and p.worker is None and p.ending_since is None
     ]
     if mute:
-        return JobOutcome(JobState.FAILED, f"{own.script} ended without calling edl.init()", 1)
+        return JobOutcome(JobState.FAILED, f"{state.script} ended without calling edl.init()", 1)
     refused = [p for p in processes if p.exit_code == REFUSED_EXIT and p.worker is None]
     if refused:
         return JobOutcome(JobState.FAILED, refused[0].termination_message, REFUSED_EXIT)
@@ -212,21 +214,21 @@ def _cannot_begin(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOu
     others = not snapshot.job.driver and any(
         number > len(next((h.failing for h in snapshot.agents if h.name == host), ()))
         for host, number in snapshot.assigned.hosts.items()
-        if host != own.host
+        if host != state.host
     )
-    if failed and first_died and not others and not foreign(snapshot, own):
+    if failed and first_died and not others and not foreign(snapshot, state):
         died, several = failed[0], len(processes) > 1
         who = f"all {len(processes)} workers" if several else "the only worker"
-        who = who if several or snapshot.assigned.np == 1 else own.script
+        who = who if several or snapshot.assigned.np == 1 else state.script
         reason = f"{who} {how_all(failed, several)} before joining the job; {last_words(died)}"
         return JobOutcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
-    return _too_few_came_up(snapshot, own, now)
+    return _too_few_came_up(snapshot, state, now)
 
 
-def failing_slots(own: SupervisorState) -> dict[str, str]:
+def failing_slots(state: SupervisorState) -> dict[str, str]:
     """Return the slots of which no worker is ready after a failure -> why, from the third on."""
     found, reasons = {}, {}
-    for p in sorted(own.processes, key=lambda p: p.started):
+    for p in sorted(state.processes, key=lambda p: p.started):
         found[str(p.slot)] = not p.ready and (p.failed or p.failures > 0)
         if p.failed:  # kept while the next one starts
             many = p.failures_now >= FAILING
@@ -234,11 +236,11 @@ def failing_slots(own: SupervisorState) -> dict[str, str]:
     return {slot: reasons.get(slot, "") for slot, failing in found.items() if failing}
 
 
-def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
+def _too_few_came_up(snapshot: Snapshot, state: SupervisorState, now: float) -> JobOutcome | None:
     """Return FAILED if too few workers, of any launcher, registered in time, else None."""
-    processes, limit_s = own.processes, own.limits.start_timeout_s
+    processes, limit_s = state.processes, state.limits.start_timeout_s
     here = sum(p.alive and p.worker is not None for p in processes)
-    usable = here + len(foreign(snapshot, own))
+    usable = here + len(foreign(snapshot, state))
     late = [p for p in processes if p.started + limit_s <= now]
     if snapshot.job.sizes.enough(usable) or not late:
         return None
@@ -246,7 +248,7 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Jo
     unregistered = [p for p in late if p.alive and p.worker is None]
     if unregistered:
         names = ", ".join(p.name for p in unregistered)
-        reason = f"{own.script} ({names}) did not call edl.init() {within}"
+        reason = f"{state.script} ({names}) did not call edl.init() {within}"
         return JobOutcome(JobState.FAILED, reason, 1)
     died = next((p for p in processes if p.failed), None)
     if died is None:
@@ -259,32 +261,23 @@ def _too_few_came_up(snapshot: Snapshot, own: SupervisorState, now: float) -> Jo
     return JobOutcome(JobState.FAILED, reason, exit_status(code))
 
 
-def _too_few_hosts(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
-    """Return FAILED if too few hosts have come for the first ring in time, else None."""
-    # Longer than `start_timeout_s`, after which the leader starts with `min_np` or more.
-    limit_s = own.limits.hosts_limit_s
-    if own.too_few_since is None or now - own.too_few_since < limit_s:
-        return None
-    return JobOutcome(JobState.FAILED, why_too_few(snapshot, limit_s), 1)
-
-
-def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOutcome | None:
+def _nobody_left(snapshot: Snapshot, state: SupervisorState, now: float) -> JobOutcome | None:
     """Return the outcome of a job whose workers have all ended; None if it may yet go on."""
-    generation, mine = snapshot.generation, dead_ring(snapshot, own)
+    generation, mine = snapshot.generation, dead_ring(snapshot, state)
     if generation is None or not mine:
         return None
     if any(p.stopped for p in mine):
         # The agent that told them to end writes that, if ZooKeeper comes back.
-        late = _dead_for(generation, own, now) >= own.limits.away_s
+        late = _dead_for(generation, state, now) >= state.limits.away_s
         return JobOutcome(JobState.STOPPED, TOLD) if late else None
-    if not _others_are_dead(snapshot, generation, own, now):
+    if not _others_are_dead(snapshot, generation, state, now):
         return None
     failed = [p for p in mine if p.failed] or [p for p in mine if p.exit_code]
     if not failed:
-        settled = all(now - (p.exited or 0.0) >= own.limits.settle_s for p in mine)
+        settled = all(now - (p.exited or 0.0) >= state.limits.settle_s for p in mine)
         all_well = JobOutcome(JobState.FINISHED, "all workers have exited with code 0")
         return all_well if settled else None
-    unrecoverable = _why_unrecoverable(snapshot.job, own, failed, now)
+    unrecoverable = _why_unrecoverable(snapshot.job, state, failed, now)
     if unrecoverable is None:
         return None
     died = next(filter(_by_an_error, failed), failed[0])
@@ -298,51 +291,51 @@ def _nobody_left(snapshot: Snapshot, own: SupervisorState, now: float) -> JobOut
     return JobOutcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
 
 
-def ring_is_away(snapshot: Snapshot, own: SupervisorState, now: float) -> bool:
+def ring_is_away(snapshot: Snapshot, state: SupervisorState, now: float) -> bool:
     """Return whether no worker of the ring is in ZooKeeper, while some may still train."""
     # A worker that only lost its session opens another soon; till then none could send the state to
     # a new one.
     generation = snapshot.generation
-    if generation is None or not dead_ring(snapshot, own):
+    if generation is None or not dead_ring(snapshot, state):
         return False
-    return not _others_are_dead(snapshot, generation, own, now)
+    return not _others_are_dead(snapshot, generation, state, now)
 
 
 def _others_are_dead(
-    snapshot: Snapshot, generation: Generation, own: SupervisorState, now: float
+    snapshot: Snapshot, generation: Generation, state: SupervisorState, now: float
 ) -> bool:
     """Return whether all ring members of other launchers count as dead, this one's being dead."""
     gone = {worker for worker, reason in snapshot.evicted.items() if reason.startswith(GONE)}
-    if {p.worker for p in own.processes} | own.ended | gone >= snapshot.state_owners:
+    if {p.worker for p in state.processes} | state.ended | gone >= snapshot.state_owners:
         return True
     # A worker that only lost its session trains on, and opens another within that time.
-    return _dead_for(generation, own, now) >= own.limits.lost_s
+    return _dead_for(generation, state, now) >= state.limits.lost_s
 
 
-def _dead_for(generation: Generation, own: SupervisorState, now: float) -> float:
-    lost = [death.at for death in own.ring_deaths if death.generation == generation.number]
+def _dead_for(generation: Generation, state: SupervisorState, now: float) -> float:
+    lost = [death.at for death in state.ring_deaths if death.generation == generation.number]
     return now - lost[0] if lost else 0.0
 
 
-def told_to_end(snapshot: Snapshot, own: SupervisorState) -> bool:
+def told_to_end(snapshot: Snapshot, state: SupervisorState) -> bool:
     """Return whether a ring worker of this launcher has ended because its job was told to end."""
     # The job may still be *running* in ZooKeeper, which was away then. False again once the others
     # have repaired their ring without that worker.
-    return any(p.stopped and p.worker in snapshot.state_owners for p in own.processes)
+    return any(p.stopped and p.worker in snapshot.state_owners for p in state.processes)
 
 
 def _why_unrecoverable(
-    job: Job, own: SupervisorState, failed: Sequence[Process], now: float
+    job: Job, state: SupervisorState, failed: Sequence[Process], now: float
 ) -> str | None:
     """Return a clause why a job whose workers are all dead cannot go on; None if it can."""
     if all(map(_by_an_error, failed)):
         return ""  # the script's own errors would come again
     if job.saved_step < 0:
         return "; there is no checkpoint to resume from (edl.checkpoint)"
-    same = [death for death in own.ring_deaths if death.saved_step == job.saved_step]
-    if len(same) > own.limits.restarts:
+    same = [death for death in state.ring_deaths if death.saved_step == job.saved_step]
+    if len(same) > state.limits.restarts:
         return f", {len(same)} times without progress after the checkpoint of step {job.saved_step}"
-    limit = 2 * own.limits.start_timeout_s
+    limit = 2 * state.limits.start_timeout_s
     if same and now - same[-1].at > limit:
         return f", and no new ones began within {limit:g} s"
     return None

@@ -41,7 +41,7 @@ from edl.errors import (
     UsageError,
 )
 from edl.event_text import LAST_WORDS
-from edl.job.membership import HALTED_EXIT, UNSAVED_EXIT
+from edl.job.run import HALTED_EXIT, UNSAVED_EXIT
 from edl.job.snapshot import GONE, Snapshot
 from edl.record import Record
 from edl.records import Generation, Job, JobState, Stage

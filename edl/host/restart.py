@@ -35,23 +35,23 @@ from edl.job.snapshot import Snapshot
 from edl.records import JobState, RingMember
 from edl.text import verb, workers
 
-MOST_ASKED = 8  # workers of the ring, whether one waits for a suspended one
+MAX_ASKED = 8  # workers of the ring, whether one waits for a suspended one
 
 
 def with_terminating(
-    decision: SupervisorDecision, snapshot: Snapshot, own: SupervisorState, now: float
+    decision: SupervisorDecision, snapshot: Snapshot, state: SupervisorState, now: float
 ) -> SupervisorDecision:
     """Return `decision` with orders to kill the processes that should have ended by now."""
-    overdue = _overdue(snapshot, own)
+    overdue = _overdue(snapshot, state)
     killed = {ending.attempt_id for ending in overdue}
     endings = tuple(one for one in decision.endings if one.attempt_id not in killed) + overdue
     named = {ending.attempt_id for ending in endings}
-    lingering = [p for p in own.living if p.attempt_id not in named and is_terminating(p)]
-    endings += end_processes(lingering, own.limits, now, "")
+    lingering = [p for p in state.living if p.attempt_id not in named and is_terminating(p)]
+    endings += end_processes(lingering, state.limits, now, "")
     late = {one.attempt_id: one.reason for one in endings if one.kill}
     warnings = tuple(
         f"{p.name} is killed: {late[p.attempt_id]}"
-        for p in own.living
+        for p in state.living
         if p.ended is not None and p.handled is None and p.attempt_id in late
     )
     return replace(decision, endings=endings, warnings=(*decision.warnings, *warnings))
@@ -122,29 +122,31 @@ def why_killed(process: Process, limits: SupervisorLimits) -> str:
     return f"{said} the process has not within {limits.exit_s:g} s"
 
 
-def why_to_end(snapshot: Snapshot, own: SupervisorState, now: float) -> dict[Process, str]:
+def why_to_end(snapshot: Snapshot, state: SupervisorState, now: float) -> dict[Process, str]:
     """Return the running processes that cannot stay in the job, with the reason for each."""
-    limits, evicted = own.limits, snapshot.evicted
+    limits, evicted = state.limits, snapshot.evicted
     reasons = {
-        p: evicted[p.worker] for p in own.living if p.worker is not None and p.worker in evicted
+        p: evicted[p.worker] for p in state.living if p.worker is not None and p.worker in evicted
     }
+    # One that never was in a ring has had no ZooKeeper session for too long.
+    absent = [p for p in state.living if not p.seated and p.no_session_since is not None]
     vanished = f"it left ZooKeeper {limits.absent_s:g} s ago"
-    reasons |= {p: vanished for p in own.living if _vanished(p, limits, now)}
+    reasons |= {p: vanished for p in absent if now - (p.no_session_since or 0) >= limits.absent_s}
     frozen = f"it is frozen: it left ZooKeeper and does not answer for {limits.frozen_s:g} s"
-    reasons |= {p: frozen for p in own.living if _is_frozen(p, snapshot, limits, now)}
-    if own.waiting:
+    reasons |= {p: frozen for p in state.living if _is_frozen(p, snapshot, limits, now)}
+    if state.waiting:
         halted = f"it is suspended (SIGSTOP) for {limits.suspended_s:g} s, and others wait for it"
-        reasons |= dict.fromkeys(suspended(snapshot, own, now), halted)
+        reasons |= dict.fromkeys(suspended(snapshot, state, now), halted)
     return reasons
 
 
-def suspended(snapshot: Snapshot, own: SupervisorState, now: float) -> tuple[Process, ...]:
+def suspended(snapshot: Snapshot, state: SupervisorState, now: float) -> tuple[Process, ...]:
     """Return the processes of ring workers that are suspended for `suspended_s` or longer."""
     members = _members(snapshot)
     return tuple(
         p
-        for p in own.living
-        if _is_suspended(p, own.limits, now)
+        for p in state.living
+        if _is_suspended(p, state.limits, now)
         and p.worker in members
         and p.departing is None
         and not is_terminating(p)
@@ -161,19 +163,15 @@ def _members(snapshot: Snapshot) -> dict[int, RingMember]:
     return {member.id: member for member in (*snapshot.ring, *newest)}
 
 
-def waiting_members(snapshot: Snapshot, own: SupervisorState, now: float) -> tuple[RingMember, ...]:
+def waiting_members(
+    snapshot: Snapshot, state: SupervisorState, now: float
+) -> tuple[RingMember, ...]:
     """Return the workers to ask whether they live and wait for a suspended one of ours."""
-    if not suspended(snapshot, own, now):
+    if not suspended(snapshot, state, now):
         return ()
-    stand = {p.worker for p in own.living if p.suspended_since is not None}
+    stand = {p.worker for p in state.living if p.suspended_since is not None}
     others = [one for worker, one in _members(snapshot).items() if worker not in stand]
-    return tuple(others[:MOST_ASKED])
-
-
-def _vanished(process: Process, limits: SupervisorLimits, now: float) -> bool:
-    """Return whether a worker never was in a ring and has had no ZooKeeper session for too long."""
-    absent = process.no_session_since
-    return not process.seated and absent is not None and now - absent >= limits.absent_s
+    return tuple(others[:MAX_ASKED])
 
 
 def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, now: float) -> bool:
@@ -189,13 +187,13 @@ def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, n
     return process.seated and leads and long
 
 
-def _overdue(snapshot: Snapshot, own: SupervisorState) -> tuple[EndProcess, ...]:
+def _overdue(snapshot: Snapshot, state: SupervisorState) -> tuple[EndProcess, ...]:
     """Return the orders to kill workers in borrowed slots that are due to be given back."""
     ring = {member.id for member in snapshot.ring}
     return tuple(
         EndProcess(p.attempt_id, True, "its slot was to be given back by now")
-        for p in own.living
-        if own.overdue
+        for p in state.living
+        if state.overdue
         # One in the ring may be the last with the job's state: the leader decides.
         and (p.worker in snapshot.evicted or (p.departing is not None and p.worker not in ring))
     )
@@ -210,12 +208,12 @@ def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, .
     )
 
 
-def without_init(own: SupervisorState, now: float) -> tuple[str, ...]:
+def without_init(state: SupervisorState, now: float) -> tuple[str, ...]:
     """Return a warning for each script that has run too long without calling `edl.init()`."""
-    limit_s = own.limits.start_timeout_s
+    limit_s = state.limits.start_timeout_s
     return tuple(
-        f"{own.script} in {p.name} runs for {limit_s:g} s and did not call edl.init()"
-        for p in own.living
+        f"{state.script} in {p.name} runs for {limit_s:g} s and did not call edl.init()"
+        for p in state.living
         if p.worker is None and p.ending_since is None and p.started + limit_s <= now
     )
 
@@ -232,7 +230,7 @@ def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> b
 
 
 def starts(
-    places: Sequence[tuple[int, Process | None]], own: SupervisorState, why: str, now: float
+    places: Sequence[tuple[int, Process | None]], state: SupervisorState, why: str, now: float
 ) -> tuple[Start, ...]:
     """Return the orders that start a worker in each slot of `places` that need not wait."""
     found = []
@@ -242,7 +240,7 @@ def starts(
             found.append(Start(slot, 0, f"{why}{again}"))
         elif before.alive:
             found.append(Start(slot, 0, f"{before.name} leaves and {why}"))
-        elif now >= (before.exited or 0.0) + before.pause_s(own.limits.backoff_max_s):
+        elif now >= (before.exited or 0.0) + before.pause_s(state.limits.backoff_max_s):
             reason = f"{before.name} {how(before.exit_code or 0)} and {why}"
             replaces = before.seated and before.exit_code != 0
             found.append(Start(slot, before.failures_now, reason, replaces))
@@ -252,13 +250,13 @@ def starts(
 def disable_slot(
     process: Process,
     snapshot: Snapshot,
-    own: SupervisorState,
+    state: SupervisorState,
     desired: Placement | None,
     setting: str,
 ) -> SupervisorDecision:
     """Disable the slot of `process`, or (no `desired`) fail a job that needs the slot."""
     job = snapshot.job
-    slot = f"slot {process.slot} of host {own.host}"
+    slot = f"slot {process.slot} of host {state.host}"
     what = (
         f"{slot} failed {process.failures_now} times in a row "
         f"({setting} is {job.spec.settings.max_restarts})"

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
 from edl.host.process import BACKOFF_MAX_S, Process, seen
-from edl.job.placement import Placement
-from edl.job.resize import has_too_few_places
+from edl.job.placement import Placement, has_too_few_places
 from edl.job.snapshot import Snapshot
 from edl.records import Job, JobState, Member, Reclaim, RingMember
 
@@ -194,41 +193,41 @@ def relevant(processes: Sequence[Process], snapshot: Snapshot) -> tuple[Process,
     return tuple(p for p in processes if matters(p))
 
 
-def noted(own: State, snapshot: Snapshot, now: float) -> State:
-    """Return a copy of `own` with what `snapshot` says: the job's state, its step, dead rings."""
+def noted(state: State, snapshot: Snapshot, now: float) -> State:
+    """Return a copy of `state` with what `snapshot` says: the job's state, its step, dead rings."""
     generation = snapshot.generation.number if snapshot.generation else 0
     step = (generation, snapshot.status.step)
-    if step != own.step:
-        own = replace(own, step=step, stepped=now)
-    if snapshot.job.state is not own.state:
-        own = replace(own, state=snapshot.job.state, state_since=now)
-    if snapshot.job.end_within_s and own.preempted_since is None:
-        own = replace(own, preempted_since=now)
-    limits = replace(own.limits, exit_timeout_s=snapshot.job.spec.settings.exit_timeout_s)
-    since = now if own.too_few_since is None else own.too_few_since
+    if step != state.step:
+        state = replace(state, step=step, stepped=now)
+    if snapshot.job.state is not state.state:
+        state = replace(state, state=snapshot.job.state, state_since=now)
+    if snapshot.job.end_within_s and state.preempted_since is None:
+        state = replace(state, preempted_since=now)
+    limits = replace(state.limits, exit_timeout_s=snapshot.job.spec.settings.exit_timeout_s)
+    since = now if state.too_few_since is None else state.too_few_since
     too_few = since if has_too_few_places(snapshot) else None
-    processes = relevant(own.processes, snapshot)
-    own = replace(own, processes=processes, limits=limits, too_few_since=too_few)
-    return replace(own, ring_deaths=ring_deaths(own, snapshot, now))
+    processes = relevant(state.processes, snapshot)
+    state = replace(state, processes=processes, limits=limits, too_few_since=too_few)
+    return replace(state, ring_deaths=ring_deaths(state, snapshot, now))
 
 
-def without_zookeeper(own: State) -> State:
-    """Return `own` without what an outage of ZooKeeper makes void: absences and a dead ring."""
+def without_zookeeper(state: State) -> State:
+    """Return `state` without what an outage of ZooKeeper makes void: absences and a dead ring."""
     # Workers and agents need some time to open their sessions again: none is dead for that.
-    deaths = own.ring_deaths
-    if deaths and deaths[-1].generation == own.step[0]:
+    deaths = state.ring_deaths
+    if deaths and deaths[-1].generation == state.step[0]:
         deaths = deaths[:-1]
-    processes = tuple(replace(p, no_session_since=None) for p in own.processes)
-    return replace(own, processes=processes, ring_deaths=deaths, too_few_since=None)
+    processes = tuple(replace(p, no_session_since=None) for p in state.processes)
+    return replace(state, processes=processes, ring_deaths=deaths, too_few_since=None)
 
 
-def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[RingDeath, ...]:
+def ring_deaths(state: SupervisorState, snapshot: Snapshot, now: float) -> tuple[RingDeath, ...]:
     """Return the known deaths of rings, the present one's, too, while all its workers are dead."""
-    generation, deaths = snapshot.generation, own.ring_deaths
+    generation, deaths = snapshot.generation, state.ring_deaths
     if generation is None:
         return deaths
     known = bool(deaths) and deaths[-1].generation == generation.number
-    lost = bool(dead_ring(snapshot, own))
+    lost = bool(dead_ring(snapshot, state))
     if lost == known:
         return deaths
     if known:
@@ -236,32 +235,30 @@ def ring_deaths(own: SupervisorState, snapshot: Snapshot, now: float) -> tuple[R
     return (*deaths, RingDeath(generation.number, snapshot.job.saved_step, now))
 
 
-def dead_ring(snapshot: Snapshot, own: SupervisorState) -> tuple[Process, ...]:
+def dead_ring(snapshot: Snapshot, state: SupervisorState) -> tuple[Process, ...]:
     """Return our processes of the newest generation if no worker of any launcher has its state."""
     members = snapshot.generation.worker_ids if snapshot.generation else ()
-    left = {p.worker for p in own.living} | {m.id for m in foreign(snapshot, own)} | own.answering
-    return (
-        ()
-        if left & snapshot.state_owners
-        else tuple(p for p in own.processes if p.worker in members)
-    )
+    left = {m.id for m in foreign(snapshot, state)} | state.answering
+    if (left | {p.worker for p in state.living}) & snapshot.state_owners:
+        return ()
+    return tuple(p for p in state.processes if p.worker in members)
 
 
-def members_to_ask(snapshot: Snapshot, own: SupervisorState) -> tuple[RingMember, ...]:
+def members_to_ask(snapshot: Snapshot, state: SupervisorState) -> tuple[RingMember, ...]:
     """Return the workers of other launchers to ask whether they live, if none is known to."""
-    generation, silent = snapshot.generation, replace(own, answering=frozenset())
+    generation, silent = snapshot.generation, replace(state, answering=frozenset())
     if generation is None or snapshot.job.state.over or not dead_ring(snapshot, silent):
         return ()
-    dead = {p.worker for p in own.processes} | own.ended | snapshot.evicted.keys()
+    dead = {p.worker for p in state.processes} | state.ended | snapshot.evicted.keys()
     members = {member.id: member for member in (*snapshot.ring, *generation.members)}
     return tuple(member for member in members.values() if member.id not in dead)
 
 
-def foreign(snapshot: Snapshot, own: SupervisorState) -> list[Member]:
+def foreign(snapshot: Snapshot, state: SupervisorState) -> list[Member]:
     """Return the records of the job's workers that this launcher neither started nor took over."""
-    ours = {p.attempt_id for p in own.processes}
+    ours = {p.attempt_id for p in state.processes}
     return [
         m
         for m in snapshot.members
-        if not m.attempt_id.startswith(own.token) and m.attempt_id not in ours
+        if not m.attempt_id.startswith(state.token) and m.attempt_id not in ours
     ]

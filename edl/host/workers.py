@@ -495,7 +495,7 @@ class UnresponsiveWorkers:
             for p in processes
         )
 
-    def look_for_suspended(self, own: State, snapshot: Snapshot, now: float) -> State:
+    def look_for_suspended(self, state: State, snapshot: Snapshot, now: float) -> State:
         """Note which workers are suspended and, if one is for too long, who waits for it."""
 
         def since(process: Process) -> float | None:
@@ -503,11 +503,11 @@ class UnresponsiveWorkers:
                 return None
             return now if process.suspended_since is None else process.suspended_since
 
-        processes = (replace(each, suspended_since=since(each)) for each in own.processes)
-        own = replace(own, processes=tuple(processes))
-        asked = waiting_members(snapshot, own, now)
+        processes = (replace(each, suspended_since=since(each)) for each in state.processes)
+        state = replace(state, processes=tuple(processes))
+        asked = waiting_members(snapshot, state, now)
         waiting = answering(asked, self._store.nodes.run, ASK_TIMEOUT_S) if asked else frozenset()
-        return replace(own, waiting=waiting)
+        return replace(state, waiting=waiting)
 
     def _is_suspended(self, process: Process) -> bool:
         """Return whether the kernel reports `process` as stopped by a signal."""

@@ -31,10 +31,9 @@ from edl.http.client import METRICS_PATH, MODEL_PATH, ask_all, script_of
 from edl.http.exposition import MetricsHandler
 from edl.http.server import DaemonServer, HttpRequest
 from edl.http.signing import Authenticator, http_key
-from edl.job.candidate import Candidate, Outage
-from edl.job.leader import LeaderTerm
-from edl.job.membership import JobEnd
+from edl.job.leader import Candidate, LeaderTerm
 from edl.job.pending_writes import JobEndEndpoint, OwnLog, PendingWrites
+from edl.job.run import JobEnd
 from edl.job.script import UNSERVED_S, ScriptOfJob, as_json, participants, waits_for_ended
 from edl.job.stall import FOR_COLLECTIVE
 from edl.metric import Sample
@@ -103,9 +102,14 @@ class WorkerEndpoints:
     def _model(self, _request: HttpRequest) -> tuple[int, bytes]:
         """Answer with the shapes of the model's tensors and the script's fits."""
         fits = self._shared.fits
-        said = {"signature": self._shared.signature(), "begun": fits.begun}
-        said |= {"epoch": self._shared.epoch, "arithmetic": self._shared.arithmetic().to_json()}
-        return 200, json.dumps({**said, "done": as_json(fits.done)}).encode()
+        script = {
+            "signature": self._shared.signature(),
+            "epoch": self._shared.epoch,
+            "arithmetic": self._shared.arithmetic().to_json(),
+            "begun": fits.begun,
+            "done": as_json(fits.done),
+        }
+        return 200, json.dumps(script).encode()
 
     def _metrics(self) -> Iterable[Sample]:
         leader, worker = self._shared.leader, self._shared.worker
@@ -153,10 +157,10 @@ class PolicyInZooKeeper:
 
     def learned(self) -> Mapping[str, Any]:
         """Read the job's scaling profile from ZooKeeper; {}: it is away, or the job is gone."""
-        found: Mapping[str, Any] = {}
         with suppress(CoordinationError, UnknownJob):
-            found = {} if self._away() else self._nodes.learned().to_json()
-        return found
+            if not self._away():
+                return self._nodes.learned().to_json()
+        return {}
 
     def put_learned(self, learned: Mapping[str, Any]) -> None:
         """Let the daemon thread write a checkpoint's profile, if the job has measured nothing."""
@@ -199,7 +203,7 @@ def _warn_of_another(stands: JobPolicy, proposed: JobPolicy) -> None:
 # Workers die, and others start in their place, also before the training of a job begins.
 
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5  # between looks
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5  # between two tries
 
 
 def exchange_before_training(
@@ -212,7 +216,7 @@ def exchange_before_training(
         shared.check()
         late = clock.now_s() > deadline
         try:
-            is_made, answer = _look(store, shared.worker, number, payload)
+            is_made, answer = _try_exchange(store, shared.worker, number, payload)
         except (CoordinationError, UnknownJob) as error:
             if late or not _may_come_back(store, error):
                 raise
@@ -228,20 +232,20 @@ def exchange_before_training(
         pause_s = min(LONGEST_PAUSE_S, 1.5 * pause_s)
 
 
-def _look(
+def _try_exchange(
     store: JobStore, worker: int, number: int, payload: bytes
 ) -> tuple[bool, list[bytes] | None]:
     """Send a message if the worker takes part; return whether there is nothing to wait for."""
-    now = store.snapshot()
-    members = participants(now)
+    snapshot = store.snapshot()
+    members = participants(snapshot)
     if worker in members:
         answer = store.script_exchange.send(number, worker, payload, members)
     else:
         answer = store.script_exchange.read(number)
-    if answer is not None or (worker not in members and now.status.step > 0):
+    if answer is not None or (worker not in members and snapshot.status.step > 0):
         return True, answer
-    if now.job.state.over:
-        raise JobFailed(f"the job ended before its training: it {now.job.state.phrase}")
+    if snapshot.job.state.over:
+        raise JobFailed(f"the job ended before its training: it {snapshot.job.state.phrase}")
     return False, None
 
 
@@ -270,6 +274,29 @@ def offer_stacks(path: str, number: int) -> None:
         faulthandler.register(number, file=file, all_threads=True)
     except (OSError, ValueError, RuntimeError) as error:
         logger.warning("a worker that freezes will not say where: %s: %s", path, error)
+
+
+class Outage:
+    """The measurement of the time in which one daemon cannot reach ZooKeeper."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self.from_step = -1  # the newest step when the last outage began; -1: there was none
+
+    def begin(self, error: CoordinationError, step: int) -> None:
+        """Begin an outage, and log a warning with its cause; during one do nothing."""
+        if self._since is None:
+            self._since, self.from_step = time.monotonic(), step
+            logger.warning("coordination is interrupted, training goes on: %s", error)
+
+    def end(self) -> tuple[float, str]:
+        """End the outage, if one lasts; return its seconds and a sentence."""
+        if self._since is None:
+            return 0.0, ""
+        away_s = time.monotonic() - self._since
+        self._since, reason = None, f"ZooKeeper is back after {away_s:.1f} s"
+        logger.info("%s", reason)
+        return away_s, reason
 
 
 AWAY_S = 1.0  # ZooKeeper's absence that is told of; less is a change of its leader
@@ -410,9 +437,9 @@ class Daemon:
         others = [member for member in generation.members if member.id != self._shared.worker]
         # Those that join may not be in the ring yet.
         for member in sorted(others, key=lambda member: member.id in generation.joined):
-            found = script_of(member)
-            if found is not None and found != ScriptOfJob():
-                return found
+            script = script_of(member)
+            if script is not None and script != ScriptOfJob():
+                return script
         return ScriptOfJob()
 
     def campaign(self) -> None:
@@ -431,12 +458,12 @@ class Daemon:
     ) -> None:
         """Change the stage of this worker at once; None: as before."""
         self._pending_writes.change_member(
-            lambda own: own.at(stage, generation, newest_generation, fits)
+            lambda member: member.at(stage, generation, newest_generation, fits)
         )
         self._wake.set()
 
     def report_broken(self, failure: RingFailure) -> None:
-        self._pending_writes.change_member(lambda own: replace(own, broken=failure))
+        self._pending_writes.change_member(lambda member: replace(member, broken=failure))
         self._wake.set()
 
     @property
@@ -497,7 +524,7 @@ class Daemon:
             if self._wake.wait(self._period_s):
                 time.sleep(self._limits.gather_s)
             self._wake.clear()
-            self._look_at_log()
+            self._poll_log()
             self._release_others()
             try:
                 self._turn()
@@ -510,25 +537,25 @@ class Daemon:
                     return
         self._remove_nodes()
 
-    def _look_at_log(self) -> None:
+    def _poll_log(self) -> None:
         """Begin a new log file at the limit `log_mb`; log an event if lines are left out."""
         member = self._pending_writes.member
         if self._log is None or member is None:
             return
-        if failure := self._log.look(self._config.log_mb * 10**6):
+        if failure := self._log.poll(self._config.log_mb * 10**6):
             path = self._log.path
             details = LogFailedDetails(member.name, member.host, path, mount_point(path))
-            self._tell(details, f"{member.name} trains on without its log: {failure}")
+            self._report(details, f"{member.name} trains on without its log: {failure}")
         if lost := self._log.take_lost():
             reason = f"{member.name} writes its log again; {lost} bytes of its output are lost"
-            self._tell(LogResumedDetails(member.name, member.host, lost), reason)
+            self._report(LogResumedDetails(member.name, member.host, lost), reason)
 
     def _reached(self) -> None:
         """End the outage, if one lasts; rank 0 logs it for the job."""
         self._lost_job.is_back()
         away_s, reason = self._outage.end()
         if away_s >= AWAY_S and self._shared.progress.generation and self._ring.place.rank == 0:
-            self._tell(ZookeeperBackDetails(round(away_s, 3), self._outage.from_step), reason)
+            self._report(ZookeeperBackDetails(round(away_s, 3), self._outage.from_step), reason)
 
     def _may_be_restored(self, error: UnknownJob) -> bool:
         """Restore a lost job in ZooKeeper if it is this worker's turn; False: it was removed."""
@@ -552,15 +579,15 @@ class Daemon:
         except (CoordinationError, UnknownJob) as error:
             logger.info("the session ends without clean-up: %s", error)
 
-    def _tell(self, details: Details, reason: str) -> None:
+    def _report(self, details: Details, reason: str) -> None:
         at = self._newest, self._shared.progress.step
         self._shared.log(Event(time.time(), *at, reason, details))
 
     def _conclude_stop(self) -> None:
         """Set a job that is being stopped to STOPPED, if it has no agent and no worker any more."""
-        now = self._store.snapshot()
-        if now.job.state is JobState.STOPPING and not now.hosts and not now.members:
-            end = stopped_outcome(now, now.job.reason)
+        snapshot = self._store.snapshot()
+        if snapshot.job.state is JobState.STOPPING and not snapshot.hosts and not snapshot.members:
+            end = stopped_outcome(snapshot, snapshot.job.reason)
             stopping = (JobState.STOPPING,)
             self._store.set_job_state(end.state, end.reason, end.exit_code, only_from=stopping)
 
@@ -602,7 +629,7 @@ class Daemon:
             # The nodes of this worker are gone; the worker is not.
             self._incarnation = self._store.incarnation
             self._candidate.end_term()
-            self._pending_writes.change_member(lambda own: own)
+            self._pending_writes.change_member(lambda member: member)
 
     def _leave_job(self) -> None:
         self._candidate.resign()
@@ -639,10 +666,10 @@ class Daemon:
             self._period_s = min(self._period_s, due_s)
 
     def _release_others(self) -> None:
-        ended_in, own = self._ended_in, self._shared.worker
+        ended_in, worker = self._ended_in, self._shared.worker
         if ended_in is None or self._ring.membership[0] != ended_in.number:
             return
-        others = (member for member in ended_in.members if member.id != own)
+        others = (member for member in ended_in.members if member.id != worker)
         ports = {member.id: (member.address, member.port) for member in others}
         made = self._shared.progress.step, self._ring.exchanges, self._ring.updates
         answers = ask_all(ports, self._limits.probe_timeout_s).values()

@@ -9,20 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from edl.events import DesiredDetails
-from edl.job.borrowing import NO_LEASE_TERMS, LeaseTerms, borrowed_after, reclaims_after
-from edl.job.liveness import Ages
+from edl.job.borrowing import NO_TERMS, ReclaimTerms, borrowed_after, reclaims_after
 from edl.job.placement import NO_DEVICES, DeviceSets, Placement, describe_devices
-from edl.job.snapshot import Snapshot
 from edl.records import (
     Assigned,
     Desired,
     Generation,
-    Member,
     Reclaim,
     Request,
     RequestedBy,
-    RingMember,
-    Stage,
 )
 from edl.text import workers
 
@@ -90,9 +85,9 @@ def set_desired(
     assigned: Assigned,
     hosts: Placement,
     by: RequestedBy,
-    why: str,
+    reason: str,
     at_s: float = 0.0,  # since 1970; requests to give slots back count from it
-    terms: LeaseTerms = NO_LEASE_TERMS,
+    terms: ReclaimTerms = NO_TERMS,
     devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
     """Return the change that makes `hosts` the desired workers; nothing is written to ZooKeeper."""
@@ -102,7 +97,7 @@ def set_desired(
     profiled = by is RequestedBy.PROFILE  # a profile restores the size afterwards
     borrowed = before.borrowed if profiled else borrowed_after(before, hosts, terms)
     reclaims = reclaims_after(before, hosts, terms, at_s)
-    after = Desired(dict(hosts), by, why, at_s, borrowed, reclaims, before.batch)
+    after = Desired(dict(hosts), by, reason, at_s, borrowed, reclaims, before.batch)
     if assigned.by_slot:
         return DesiredChange(before, after)
     follows = replace(assigned, hosts=after.hosts, devices=granted)
@@ -143,21 +138,5 @@ class MembershipDecision:
 
     @property
     def acts(self) -> bool:
-        changes = self.generation or self.change or self.evict
+        changes = self.generation or self.change or self.evict or self.reclaimed
         return bool(changes or self.answers or self.asks)
-
-
-def end_generation(now: Snapshot, term: int, reason: str) -> MembershipDecision:
-    """Return the decision to end the job: all workers leave after the same step."""
-    current = now.generation
-    number, members = (current.number, current.worker_ids) if current else (0, ())
-    return MembershipDecision(reason, Generation(number + 1, term, (), -1, (), members, reason))
-
-
-def ring_member(member: Member) -> RingMember:
-    return RingMember(member.id, member.host, member.slot, member.address, member.port)
-
-
-def is_stuck(member: Member, ages: Ages, limits: Limits) -> bool:
-    age = ages.stage_s.get(member.id, 0.0)
-    return member.stage is Stage.PREPARING and age >= limits.prepare_s

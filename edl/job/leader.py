@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from edl import failpoints
 from edl.config import Config
-from edl.errors import CoordinationError
+from edl.errors import CoordinationError, LeadershipLost
 from edl.events import (
     Details,
     DrainDetails,
@@ -27,20 +28,28 @@ from edl.events import (
     PolicyDetails,
     StalledDetails,
 )
-from edl.http.client import Health, ask_all
+from edl.http.client import Health, ask, ask_all
 from edl.job import liveness, stall
 from edl.job.borrowing import describe_returned, overdue
 from edl.job.decision import Limits, MembershipDecision
 from edl.job.liveness import USUAL, Ages, AgeTracker, Liveness, LivenessLimits, RingIdle
 from edl.job.membership import decide
 from edl.job.policy_loop import PolicyLoop
-from edl.job.ring_failure import broke
-from edl.job.snapshot import GONE, Snapshot
+from edl.job.snapshot import GONE, Snapshot, reports_broken
 from edl.job.stall import Activity, Report, Stall, StallLimits
 from edl.policy.stragglers import RingReport
-from edl.records import Generation, RingMember, TrainingStatus, WorkerProgress, is_status_due
+from edl.records import (
+    Generation,
+    Member,
+    RingMember,
+    Stage,
+    TrainingStatus,
+    WorkerProgress,
+    is_status_due,
+)
 from edl.ring.rendezvous import new_scope
-from edl.zookeeper.election import Leadership
+from edl.zookeeper.election import Election, Leadership
+from edl.zookeeper.paths import candidate_worker
 from edl.zookeeper.store import DecisionWriter, JobStore
 
 logger = logging.getLogger(__name__)
@@ -96,14 +105,21 @@ class FailureDetector:
         own = self._own_progress()
         return ProgressReport(self._worker, own) if own.generation else self._newest_report
 
-    def look(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: Snapshot) -> None:
         """Ask the members of the ring for the job's progress, if this leader is a newcomer."""
         generation = snapshot.generation
         ring = (generation.previous or generation.members) if generation is not None else ()
         never_in = not self._own_progress().generation
         self._outside = never_in and all(member.id != self._worker for member in ring)
-        if self._outside:
-            self._listen(ring)
+        if not self._outside:
+            return
+        ports = {member.id: (member.address, member.port) for member in ring}
+        answers, now_s = ask_all(ports, self._limits.answer_s), self._clock()
+        for worker, health in answers.items():
+            progress = _progress(health, now_s)
+            if progress is not None and progress.generation:
+                self._newest_report = ProgressReport(worker, progress)
+                return
 
     def dead(
         self, snapshot: Snapshot, generation_s: float
@@ -129,7 +145,7 @@ class FailureDetector:
     def stall(self, snapshot: Snapshot) -> Stall | None:
         """Return which workers hold up a ring that should train, or None if there is no stall."""
         generation, progress = snapshot.generation, self.newest_report.progress
-        quiet_s = min(self._quiet_s, self._clock() - self._since)
+        quiet_s = self._clock() - max(progress.updated_at, self._since)
         if (
             snapshot.job.state.over
             or generation is None
@@ -144,36 +160,27 @@ class FailureDetector:
         ports = {s.id: (s.address, s.port) for s in members if s.id != self._worker}
         answers, now = ask_all(ports, self._limits.answer_s), self._clock()
         gone = {w for w, health in answers.items() if health.liveness is Liveness.REFUSED}
-        members = [
-            member for member in members if member.id not in gone
-        ]  # dead, or through: that is no stall
-        if not members:
+        members = [member for member in members if member.id not in gone]
+        if not members:  # dead, or through: that is no stall
             return None
         silent = {w for w, health in answers.items() if health.liveness is Liveness.SILENT}
         self._unresponsive_since = {
             worker: self._unresponsive_since.get(worker, now) for worker in silent
         }
-        reports = [
-            Report(
-                member.id,
-                generation.worker_ids.index(member.id),
-                member.host,
-                self._own_activity()
-                if member.id == self._worker
-                else _activity(answers[member.id]),
-                self._step_of(member.id, answers),
-                now - self._unresponsive_since.get(member.id, now),
-            )
-            for member in members
-        ]
+        reports = []
+        for member in members:
+            worker, rank = member.id, generation.worker_ids.index(member.id)
+            if worker == self._worker:
+                activity: Activity | None = self._own_activity()
+                made: WorkerProgress | None = self._own_progress()
+            else:
+                activity, made = _activity(answers[worker]), _progress(answers[worker], now)
+            silent_s = now - self._unresponsive_since.get(worker, now)
+            step = made.step if made is not None else 0
+            reports.append(Report(worker, rank, member.host, activity, step, silent_s))
         if stall.are_after_fit(reports, quiet_s, self._stall_limits):
             return None
         return stall.judge_stall(reports, quiet_s, progress.step, self._stall_limits)
-
-    def _step_of(self, worker: int, answers: Mapping[int, Health]) -> int:
-        own = self._own_progress()
-        progress = own if worker == self._worker else _progress(answers[worker], self._clock())
-        return progress.step if progress is not None else 0
 
     def _ask(self, ports: Mapping[int, tuple[str, int]], snapshot: Snapshot) -> dict[int, Health]:
         # A worker without a session that was asked in vain lately counts as silent, unasked.
@@ -186,26 +193,14 @@ class FailureDetector:
         self._silent_since |= dict.fromkeys(mute, now)
         return answers | {w: Health(Liveness.SILENT) for w in ports if w in silent}
 
-    def _listen(self, ring: Sequence[RingMember]) -> None:
-        ports = {member.id: (member.address, member.port) for member in ring}
-        answers, now = ask_all(ports, self._limits.answer_s), self._clock()
-        reports = {w: _progress(health, now) for w, health in answers.items()}
-        for worker, progress in reports.items():
-            if progress is not None and progress.generation:
-                self._newest_report = ProgressReport(worker, progress)
-                return
-
-    @property
-    def _quiet_s(self) -> float:
-        return self._clock() - self.newest_report.progress.updated_at
-
     def _idle(self) -> RingIdle:
         progress, doing = self.newest_report.progress, self._own_activity().doing
         observed = f"; in step {progress.step + 1} w{self._worker} is {doing}"
         # A newcomer that has heard of no step may be the one that is cut off.
         deaf = self._outside and not progress.generation
         least_s = self._config.job_settings.start_timeout_s if deaf else None
-        return RingIdle(self._quiet_s, progress.median_step_s, observed, least_s, self._limits)
+        quiet_s = self._clock() - progress.updated_at
+        return RingIdle(quiet_s, progress.median_step_s, observed, least_s, self._limits)
 
 
 def _activity(health: Health) -> Activity | None:
@@ -267,7 +262,7 @@ class LeaderTerm:
         self._ages = AgeTracker(clock())
         self._reason = ""
         self._status_at = 0.0
-        self._told_generation = 0  # whose ring the last status said to train
+        self._reported_generation = 0  # whose ring the last status said to train
         self._rate = _Rate()
         self._policy_says = ""
         self._limits = Limits(
@@ -295,10 +290,10 @@ class LeaderTerm:
         # state that was read has changed.
         self._write_events()
         snapshot = self._store.snapshot(wake)
-        ages = self._ages.look(snapshot, self._clock())
-        self._detector.look(snapshot)
+        ages = self._ages.observe(snapshot, self._clock())
+        self._detector.update(snapshot)
         dead, silent = self._detector.dead(snapshot, ages.generation_s)
-        dead = self._look_for_stall(snapshot) | dead
+        dead = self._check_stall(snapshot) | dead
         late = overdue(snapshot, ages.reclaims_s)
         decision = decide(snapshot, self.term, ages, self._limits, dead, silent, late)
         if decision.acts:
@@ -309,7 +304,7 @@ class LeaderTerm:
             wake()
         else:
             self._follow_policy(snapshot, ages, wake)
-        paused = self._look_for_pause(snapshot)
+        paused = self._check_pause(snapshot)
         reason = f"{paused}; {decision.reason}" if paused else decision.reason
         if reason != self._reason:
             self._reason = reason
@@ -322,31 +317,32 @@ class LeaderTerm:
         report = self._detector.newest_report
         sample, left = report.progress.sample(report.worker), report.progress.left
         rate = round(self._rate.newest, 1)
-        found = self._policy_loop.turn(snapshot, sample, left, rate)
-        self._policy_says = found.says
-        self._request_batch(found.batch)
-        if found.failed:
+        result = self._policy_loop.turn(snapshot, sample, left, rate)
+        self._policy_says = result.says
+        self._request_batch(result.batch)
+        if result.failed:
             np = len(snapshot.generation.members) if snapshot.generation else 0
-            off = replace(snapshot.policy, off=found.failed)
-            told = self._event(
-                PolicyDetails(np, np, rate, failed=True), f"the policy is off: {found.failed}"
+            details = PolicyDetails(np, np, rate, failed=True)
+            event = self._event(details, f"the policy is off: {result.failed}")
+            self._decisions.put_policy(
+                snapshot.policy, replace(snapshot.policy, off=result.failed), event
             )
-            self._decisions.put_policy(snapshot.policy, off, told)
             wake()
             return
-        news = [self._event(details, reason) for details, reason in found.news]
-        if found.decision is not None:
-            made = self._completed(found.decision)
-            self._decisions.carry_out(made, [*news, *self._events_of(made, snapshot, ages)])
+        news = [self._event(details, reason) for details, reason in result.news]
+        if result.decision is not None:
+            decision = self._completed(result.decision)
+            events = [*news, *self._events_of(decision, snapshot, ages)]
+            self._decisions.carry_out(decision, events)
             wake()
         else:
             for event in news:
                 self._log(event)
-        if found.learned is not None:
-            self._decisions.put_learned(found.learned)
-            self._policy_loop.written(found.learned)
+        if result.learned is not None:
+            self._decisions.put_learned(result.learned)
+            self._policy_loop.written(result.learned)
 
-    def _look_for_stall(self, snapshot: Snapshot) -> dict[int, str]:
+    def _check_stall(self, snapshot: Snapshot) -> dict[int, str]:
         """Return whom to evict for a stall; log when it begins or a further worker causes it."""
         stall = self._detector.stall(snapshot)
         if stall is None:
@@ -361,7 +357,7 @@ class LeaderTerm:
         self._stall, self._named = stall.reason, {*(self._named or ()), *stall.culprits}
         return dict(stall.evict)
 
-    def _look_for_pause(self, snapshot: Snapshot) -> str:
+    def _check_pause(self, snapshot: Snapshot) -> str:
         """Return why the job pauses, if it has too few workers; log that once in a generation."""
         generation, paused = snapshot.generation, snapshot.paused
         if paused and generation is not None and generation.number != self._paused:
@@ -391,7 +387,8 @@ class LeaderTerm:
                 failures = {
                     f"w{member.id}": str(member.broken)
                     for member in snapshot.members
-                    if member.id not in snapshot.evicted and broke(member, snapshot.generation)
+                    if member.id not in snapshot.evicted
+                    and reports_broken(member, snapshot.generation)
                 }
             written = GenerationDetails(
                 term=new.term,
@@ -409,9 +406,9 @@ class LeaderTerm:
         for one in decision.reclaimed:
             yield self._event(*describe_returned(one, ages.reclaims_s.get(one, 0.0)))
         for worker, reason in sorted(decision.evict.items()):
-            said = f"has ended{reason.removeprefix(GONE)}"
-            said = said if reason.startswith(GONE) else f"was evicted: {reason}"
-            yield self._event(EvictedDetails(f"w{worker}"), f"w{worker} {said}")
+            ended = f"has ended{reason.removeprefix(GONE)}"
+            what = ended if reason.startswith(GONE) else f"was evicted: {reason}"
+            yield self._event(EvictedDetails(f"w{worker}"), f"w{worker} {what}")
         for answer in decision.answers:
             yield self._event(DrainDetails(f"w{answer.worker}", answer.accepted), answer.outcome)
 
@@ -425,11 +422,11 @@ class LeaderTerm:
         now, period_s = self._clock(), self._config.job_settings.status_period_s
         report = self._detector.newest_report
         worker, progress = report.worker, report.progress
-        if not is_status_due(progress, self._told_generation, now - self._status_at, period_s):
+        if not is_status_due(progress, self._reported_generation, now - self._status_at, period_s):
             return
         self._status_at = now
         if progress.trains:
-            self._told_generation = progress.generation
+            self._reported_generation = progress.generation
         reason = self._stall or self._reason
         if progress.generation == 0 and snapshot.status.updated_at_s:
             # A newcomer leads a job whose workers are all dead: how far they were remains true.
@@ -451,11 +448,11 @@ class LeaderTerm:
 
 
 def _hosts_of(new: Generation) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    joined: dict[str, tuple[str, ...]] = {}
     for member in new.members:
         if member.id in new.joined:
-            found[member.host] = (*found.get(member.host, ()), f"w{member.id}")
-    return found
+            joined[member.host] = (*joined.get(member.host, ()), f"w{member.id}")
+    return joined
 
 
 class _Rate:
@@ -468,14 +465,102 @@ class _Rate:
         self._points: list[tuple[float, int]] = []
         self.newest = 0.0  # in samples per second
 
-    def of(self, worker: int, total: int, now: float) -> float:
+    def of(self, worker: int, total: int, now_s: float) -> float:
         """Add a worker's count of all samples since it joined; return the speed per second."""
         if worker != self._worker:
             self._worker = worker
             self._points.clear()
-        self._points.append((now, total))
-        while len(self._points) > 2 and now - self._points[0][0] > self.WINDOW_S:
+        self._points.append((now_s, total))
+        while len(self._points) > 2 and now_s - self._points[0][0] > self.WINDOW_S:
             self._points.pop(0)
         (first_at, first), (last_at, last) = self._points[0], self._points[-1]
         self.newest = (last - first) / (last_at - first_at) if last_at > first_at else 0.0
         return self.newest
+
+
+# ------------------------------------------------------------
+# Let a worker take part in the election of the leader, and lead while it is elected: `Candidate`.
+
+
+class Candidate:
+    """One worker's part in the election of the leader; any thread may call `campaign`."""
+
+    def __init__(
+        self,
+        begin: Callable[[Leadership], LeaderTerm],
+        run: Callable[[], str],
+        probe_timeout_s: float,
+    ) -> None:
+        self._begin = begin
+        self._run = run
+        self._probe_timeout_s = probe_timeout_s
+        self._lock = threading.Lock()
+        self._election: Election | None = None
+        self._term: LeaderTerm | None = None
+
+    def campaign(self, make: Callable[[], Election]) -> None:
+        """Become a candidate in the next `turn`, unless this worker is one."""
+        with self._lock:
+            if self._election is None:
+                self._election = make()
+
+    def end_term(self) -> None:
+        """Drop this worker's term, but stay a candidate: the job was restored, or is over."""
+        self._term = None
+
+    def resign(self) -> None:
+        """Stop being a candidate and leading, and remove this worker's candidate node."""
+        with self._lock:
+            election, self._election, self._term = self._election, None, None
+        if election is not None:
+            election.leave()
+
+    def turn(self, wake: Callable[[], None]) -> float:
+        """Take part in the election and, if this worker leads, do one turn; return when again."""
+        if self._election is None:
+            return math.inf
+        self._election.enter()
+        leadership = self._election.leads(wake)
+        if leadership is None:
+            self._term = None
+            return math.inf
+        if self._term is None or self._term.term != leadership.term:
+            self._term = self._begin(leadership)
+        try:
+            return self._term.turn(wake)
+        except LeadershipLost as error:
+            logger.info("%s", error)
+            self._term = None
+            return math.inf
+
+    def remove_dead(
+        self,
+        member: Member,
+        generation: Generation | None,
+        given_up: Collection[int],
+        is_building: bool,
+    ) -> bool:
+        """Remove dead candidates ahead while this worker waits for a ring; return if to repeat."""
+        election = self._election
+        if generation is None or election is None:
+            return False
+        stuck = member.broken is not None and member.broken.generation >= generation.number
+        stuck |= is_building
+        if not stuck and member.stage is not Stage.READY:  # a newcomer has no ring to go on with
+            return False
+        # Else nobody could lead until the sessions of the dead candidates end.
+        members = {member.id: member for member in (*generation.members, *generation.previous)}
+        for name in election.ahead():
+            worker = candidate_worker(name)
+            dead = worker in given_up or self._is_gone(members.get(worker))
+            if worker == member.id or not dead:
+                return stuck
+            logger.info("the candidate %s is gone", name)
+            election.remove(name)
+        return False
+
+    def _is_gone(self, member: RingMember | None) -> bool:
+        if member is None:
+            return False
+        answer = ask(member.address, member.port, self._probe_timeout_s).answer(self._run())
+        return liveness.gone(member.id, f"port {member.port}", answer) is not None

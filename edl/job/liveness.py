@@ -21,17 +21,14 @@ that answers is never dead; one that lets the others wait for too long is evicte
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from edl.errors import UsageError
 from edl.job.borrowing import ReclaimTracker
-from edl.job.ring_failure import is_broken
 from edl.job.snapshot import GONE, Snapshot
-from edl.records import Generation, Job, JobState, Member, Reclaim, RingMember, Stage
+from edl.records import Generation, Reclaim, RingMember, Stage
 
 
 @dataclass(frozen=True)
@@ -87,55 +84,71 @@ class RingIdle:
 
 
 def workers_to_probe(
-    now: Snapshot,
+    snapshot: Snapshot,
     leader: int,
     announced_s: float,
     idle: RingIdle,
     heard_s: Mapping[int, float] = MappingProxyType({}),  # since a worker's last answer, if any
 ) -> dict[int, tuple[str, int]]:
     """Return the address and port of each worker that the leader asks whether it lives."""
-    members = {member.id: member for member in now.members}
-    ready = [member for member in now.members if member.stage is Stage.READY]
+    new, members = snapshot.generation, {member.id: member for member in snapshot.members}
+    ready = [member for member in snapshot.members if member.stage is Stage.READY]
     lately_s = idle.limits.newcomer_s * len(ready)
     due = (m for m in ready if heard_s.get(m.id, math.inf) >= lately_s)
     asked = {member.id: (member.address, member.port) for member in due}
-    in_ring = ring_members(now.generation)
+    in_ring = ring_members(new)
+    # All have entered the newest generation, and none reports it as broken.
+    settled = new is not None and all(
+        (m := members.get(worker)) is not None
+        and m.generation >= new.number
+        and not (m.broken and m.broken.generation >= new.number)
+        for worker in new.worker_ids
+    )
     # While the ring stands still all members are asked: if one is frozen, its silence is then known
     # when its session ends, which completes the proof.
-    if idle.stands or not _settled(now.generation, members):
-        asked |= {
-            ring_member.id: (ring_member.address, ring_member.port)
-            for ring_member in in_ring.values()
-        }
+    if idle.stands or not settled:
+        in_doubt = any(
+            (m := members.get(worker)) is None or (m.broken and m.broken.generation >= m.generation)
+            for worker in in_ring
+        )
         # To ask the members slows a switch down.
-        if announced_s < idle.limits.switch_s and not _in_doubt(in_ring, members):
-            asked = {w: at for w, at in asked.items() if w not in in_ring}
-    return {w: at for w, at in asked.items() if w != leader and w not in now.evicted}
+        if announced_s < idle.limits.switch_s and not in_doubt:
+            asked = {worker: at for worker, at in asked.items() if worker not in in_ring}
+        else:
+            asked |= {worker: (m.address, m.port) for worker, m in in_ring.items()}
+    return {w: at for w, at in asked.items() if w != leader and w not in snapshot.evicted}
 
 
 def proof(
-    worker: int, place: str, answer: ProbeResult, now: Snapshot, idle: RingIdle
+    worker: int, place: str, answer: ProbeResult, snapshot: Snapshot, idle: RingIdle
 ) -> str | None:
     """Return a sentence that says what proves that a worker is dead; None if nothing does."""
     if (reason := gone(worker, place, answer)) is not None:
         return reason
-    if answer.liveness is Liveness.ALIVE or any(m.id == worker for m in now.members):
+    # One that answers is alive, and one with a session may be.
+    if answer.liveness is Liveness.ALIVE or any(m.id == worker for m in snapshot.members):
         return None
-    # Steps do not need a newcomer yet.
-    if _enters(worker, now):
+    new, member = snapshot.generation, ring_members(snapshot.generation).get(worker)
+    rank = new.rank_of(worker) if new is not None else None
+    ranked = "without a rank" if rank is None else f"rank {rank}"
+    left = f"w{worker} ({ranked}, host {member.host if member else '?'}) left ZooKeeper"
+    planned = new is not None and bool(new.previous)
+    # Steps do not need a newcomer of a planned generation that nobody has entered.
+    if new is not None and planned and worker in new.joined and not snapshot.switched:
         return (
-            f"it is frozen or cut off: {_placed(worker, now)} left ZooKeeper on its way into its "
-            f"first ring, and {place} does not answer"
+            f"it is frozen or cut off: {left} on its way into its first ring, and {place} does not "
+            "answer"
         )
-    broken = is_broken(now)
+    broken = snapshot.is_broken
     if not idle.stands and not (broken and idle.quiet_s > idle.limits.frozen_s):
         return None
     # It may have removed its own node and closed its port, and its silence be a lost packet.
-    if _leaves(worker, now) and not broken and idle.quiet_s <= idle.limits.session_s:
+    leaves = new is not None and planned and worker in new.left
+    if leaves and not broken and idle.quiet_s <= idle.limits.session_s:
         return None
     return (
-        f"it is frozen or cut off: {_placed(worker, now)} left ZooKeeper, {place} does not "
-        f"answer and no step completes for {idle.quiet_s:.1f} s{idle.observed}"
+        f"it is frozen or cut off: {left}, {place} does not answer and no step completes for "
+        f"{idle.quiet_s:.1f} s{idle.observed}"
     )
 
 
@@ -150,90 +163,7 @@ def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
 
 def ring_members(generation: Generation | None) -> dict[int, RingMember]:
     """Return the members of a generation and of the ring before it, whose entries win, by id."""
-    return {s.id: s for s in (*generation.members, *generation.previous)} if generation else {}
-
-
-def _enters(worker: int, now: Snapshot) -> bool:
-    """Return whether a worker is a newcomer of a planned generation that nobody has entered."""
-    current = now.generation
-    if current is None or not current.previous or worker not in current.joined:
-        return False
-    members = set(current.worker_ids)
-    return not any(m.id in members and m.generation >= current.number for m in now.members)
-
-
-def _leaves(worker: int, now: Snapshot) -> bool:
-    current = now.generation
-    return current is not None and bool(current.previous) and worker in current.left
-
-
-def _placed(worker: int, now: Snapshot) -> str:
-    """Return the name of a worker with its rank and host: "w3 (rank 2, host a)"."""
-    member = ring_members(now.generation).get(worker)
-    rank = now.generation.rank_of(worker) if now.generation else None
-    host = member.host if member else "?"
-    return f"w{worker} ({'without a rank' if rank is None else f'rank {rank}'}, host {host})"
-
-
-def _in_doubt(ring_members: Mapping[int, RingMember], members: Mapping[int, Member]) -> bool:
-    """Return whether a ring member has left ZooKeeper, or reports that its ring broke."""
-    return any(
-        worker not in members
-        or ((broken := members[worker].broken) and broken.generation >= members[worker].generation)
-        for worker in ring_members
-    )
-
-
-def _settled(generation: Generation | None, members: Mapping[int, Member]) -> bool:
-    """Return whether all members of `generation` are in its ring, and none reports it as broken."""
-    return generation is not None and all(
-        member.id in members
-        and members[member.id].generation >= generation.number
-        and not _reports(members[member.id], generation.number)
-        for member in generation.members
-    )
-
-
-def _reports(member: Member, generation: int) -> bool:
-    return member.broken is not None and member.broken.generation >= generation
-
-
-# ------------------------------------------------------------
-# Check the token of a run, and decide whether an agent may still join the run.
-#
-# `check_run_token` does the first, `why_run_is_over` the second.
-#
-# A run is one start of a job. A job that is stopped and started again under its name is another
-# run. Each run has a token; no two runs have the same one.
-
-
-_TOKEN = re.compile(r"[0-9a-f]{16,64}")
-
-_ENDED = {
-    JobState.FINISHED: "it has finished",
-    JobState.STOPPED: "it was stopped",
-    JobState.FAILED: "it has failed",
-}
-
-
-def check_run_token(run: str) -> str:
-    if _TOKEN.fullmatch(run) is None:
-        raise UsageError(
-            f"{run!r} cannot be the token of a run: give 16 to 64 lower-case hexadecimal digits, "
-            "such as Python's uuid.uuid4().hex"
-        )
-    return run
-
-
-def why_run_is_over(job: Job, run: str, current: str) -> str:
-    """Return the sentence that says why no agent can join a run any more; empty if it can."""
-    over = f"run {run} of job {job.name} is over"
-    if run != current:
-        return f"{over}: run {current} has taken its place"
-    # A job that stops can be joined: its workers on this host may need an agent to end them.
-    if not job.state.over:
-        return ""
-    return f"{over}: {_ENDED[job.state]} ({job.reason or 'no reason given'})"
+    return {m.id: m for m in (*generation.members, *generation.previous)} if generation else {}
 
 
 # ------------------------------------------------------------
@@ -242,7 +172,7 @@ def why_run_is_over(job: Job, run: str, current: str) -> str:
 # The entry point is `AgeTracker`; a leader has one for each of its terms.
 
 
-AWAY_S = 10.0  # if a look comes later, the leader could not read: the rest does not count
+AWAY_S = 10.0  # if a snapshot comes later, the leader could not read: the rest does not count
 
 
 @dataclass(frozen=True)
@@ -267,7 +197,7 @@ class AgeTracker:
 
     def __init__(self, now_s: float) -> None:
         self._since = now_s
-        self._looked_s = now_s
+        self._observed_s = now_s
         self._away_s = 0.0
         self._stages: dict[int, tuple[Stage, float]] = {}
         self._announced = (0, now_s)  # number of the newest generation, and when it was seen
@@ -275,30 +205,28 @@ class AgeTracker:
         self._lost: float | None = None
         self._reclaims = ReclaimTracker()
 
-    def look(self, now: Snapshot, now_s: float) -> Ages:
+    def observe(self, snapshot: Snapshot, now_s: float) -> Ages:
         """Return the ages of the facts in a new snapshot, which was read at `now_s`."""
-        reclaims_s = self._reclaims.look(now.desired, now_s)
-        self._away_s += max(0.0, now_s - self._looked_s - AWAY_S)
-        self._looked_s = now_s
+        reclaims_s = self._reclaims.observe(snapshot.desired, now_s)
+        self._away_s += max(0.0, now_s - self._observed_s - AWAY_S)
+        self._observed_s = now_s
         now_s -= self._away_s
         before = self._stages
         self._stages = {
             m.id: before[m.id] if before.get(m.id, (None,))[0] is m.stage else (m.stage, now_s)
-            for m in now.members
+            for m in snapshot.members
         }
-        generation = now.generation
-        number = generation.number if generation is not None else 0
+        new = snapshot.generation
+        number = new.number if new is not None else 0
         if number != self._announced[0]:
             self._announced = (number, now_s)
             self._broken = None
-        if not is_broken(now):
-            self._broken = None
-        elif self._broken is None:
-            self._broken = now_s
-        if generation is None or not _is_lost(now, generation):
-            self._lost = None
-        elif self._lost is None:
-            self._lost = now_s
+        lost = new is not None and all(
+            m.id in snapshot.evicted for m in snapshot.ring if m.id not in new.left
+        )
+        # Since a fact became true; None: it is not.
+        self._broken = _since(self._broken, snapshot.is_broken, now_s)
+        self._lost = _since(self._lost, lost, now_s)
         return Ages(
             now_s - self._since,
             {worker: now_s - at for worker, (_, at) in self._stages.items()},
@@ -309,5 +237,5 @@ class AgeTracker:
         )
 
 
-def _is_lost(now: Snapshot, generation: Generation) -> bool:
-    return all(member.id in now.evicted for member in now.ring if member.id not in generation.left)
+def _since(before: float | None, is_true: bool, now_s: float) -> float | None:
+    return (now_s if before is None else before) if is_true else None

@@ -18,7 +18,7 @@ from edl.events import Event
 from edl.host.process import FORMER_LOG
 from edl.http.client import END_PATH, tell_end
 from edl.http.server import DaemonServer, HttpRequest
-from edl.job.membership import JobEnd
+from edl.job.run import JobEnd
 from edl.records import Generation, JobState, Member
 from edl.worker.shared_state import SharedState
 from edl.zookeeper.events import EventNodes
@@ -110,13 +110,13 @@ class OwnLog:
                 setattr(sys, name, guarded)
                 setattr(sys, f"__{name}__", guarded)
 
-    def look(self, most_bytes: int) -> str | None:
-        self.rotate(most_bytes)
+    def poll(self, max_bytes: int) -> str | None:
+        self.rotate(max_bytes)
         return self.take_failure()
 
-    def rotate(self, most_bytes: int) -> None:
-        """Begin a new file if this one has `most_bytes` or more; keep one former file."""
-        if not self._is_own(1) or os.fstat(1).st_size < most_bytes:
+    def rotate(self, max_bytes: int) -> None:
+        """Begin a new file if this one has `max_bytes` or more; keep one former file."""
+        if not self._is_own(1) or os.fstat(1).st_size < max_bytes:
             return
         following = self.path + _NEXT
         with contextlib.suppress(OSError):  # no room: the file that is there goes on

@@ -17,7 +17,7 @@ from typing import SupportsIndex
 from edl.errors import UsageError
 from edl.events import Event, GenerationDetails, SwitchDetails
 from edl.job.snapshot import Snapshot
-from edl.records import Generation, Host, Job, RingMember, Stage
+from edl.records import Generation, Host, Job, JobState, Request, RingMember, Stage
 from edl.text import counted, in_brackets, verb, workers
 
 Placement = Mapping[str, int]  # workers by host
@@ -58,10 +58,10 @@ def place_workers(
 
 
 def move(
-    now: Snapshot, np: int | None, source: str, target: str, desired: Placement
+    snapshot: Snapshot, np: int | None, source: str, target: str, desired: Placement
 ) -> dict[str, int]:
     """Return the desired workers by host after `np` workers (None: all) were moved to another."""
-    job, by_slot = now.job.name, now.assigned.by_slot
+    job, by_slot = snapshot.job.name, snapshot.assigned.by_slot
     there, here = desired.get(target, 0), desired.get(source, 0)
     np = here if np is None else np
     refusal = f"cannot move {workers(np)} of job {job} from host {source} to host {target}"
@@ -75,7 +75,7 @@ def move(
         )
     if not 1 <= np <= here:
         raise UsageError(f"{refusal}: --np must lie between 1 and {here}, which {source} has")
-    slots = next((host.slots for host in now.available if host.name == target), None)
+    slots = next((host.slots for host in snapshot.available if host.name == target), None)
     if slots is None:
         raise UsageError(f"{refusal}: nobody offers {target}; {to_add(job, by_slot, target)}")
     if there + np > slots:
@@ -84,7 +84,7 @@ def move(
             f"{verb(there)} taken; choose a lower --np, or another host"
         )
     new = {**desired, source: here - np, target: there + np}
-    if by_slot and not any(new.get(host, 0) for host, n in now.assigned.hosts.items() if n):
+    if by_slot and not any(new.get(host, 0) for host, n in snapshot.assigned.hosts.items() if n):
         raise UsageError(
             f"cannot move all workers of job {job} from the hosts that it is on: the driver of "
             "horovodrun wants to keep one of them; leave a worker there with a lower --np"
@@ -113,18 +113,20 @@ def return_absent(desired: Placement, host: str, here: Mapping[str, int]) -> dic
     return new
 
 
-def without_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]:
+def without_host(snapshot: Snapshot, host: str, desired: Placement) -> dict[str, int]:
     """Return the desired workers by host after `host` has left the job."""
-    job, before = now.job, now.desired.hosts
-    here = Counter(member.host for member in (now.generation.members if now.generation else ()))
+    job, before = snapshot.job, snapshot.desired.hosts
+    here = Counter(
+        member.host for member in (snapshot.generation.members if snapshot.generation else ())
+    )
     new = dict(desired)
     for name in here:  # a worker that was asked to leave since then moves nowhere
         here[name] -= max(0, before.get(name, 0) - desired.get(name, 0))
     # Hosts that are gone lose their workers, too.
-    for name in (*sorted(set(desired) - now.present_in(desired) - {host}), host):
+    for name in (*sorted(set(desired) - snapshot.present_in(desired) - {host}), host):
         new = {**return_absent(new, name, here), name: 0}
     left = sum(new.values())
-    others = [one for one in now.agents if one.name != host]
+    others = [one for one in snapshot.agents if one.name != host]
     enough = job.sizes.enough(left)
     settled = _settled(job, sum(desired.values()), new, others) if enough else None
     if settled is None:
@@ -137,18 +139,18 @@ def without_host(now: Snapshot, host: str, desired: Placement) -> dict[str, int]
 
 
 def without_slot(
-    now: Snapshot, host: str, given_up: Collection[int], elsewhere: bool = True
+    snapshot: Snapshot, host: str, given_up: Collection[int], elsewhere: bool = True
 ) -> dict[str, int] | None:
     """Return the desired workers by host after a slot of `host` was disabled; None: too few."""
     # `given_up` are all disabled slots of `host`. If a worker would fail `elsewhere`, too, none is
     # added in a free slot.
-    job, desired = now.job, now.desired.hosts
+    job, desired = snapshot.job, snapshot.desired.hosts
     fewer = {**desired, host: max(0, desired.get(host, 0) - 1)}
     usable = [
         replace(one, slots=one.slots - len(given_up if one.name == host else one.disabled))
-        for one in now.agents
+        for one in snapshot.agents
     ]
-    wanted = now.desired.np if elsewhere else sum(fewer.values())
+    wanted = snapshot.desired.np if elsewhere else sum(fewer.values())
     return _settled(job, wanted, fewer, usable)
 
 
@@ -246,27 +248,27 @@ def device_sets(devices: Mapping[str, Sequence[SupportsIndex]] | None) -> Device
     return {host: _numbers(host, given) for host, given in devices.items()}
 
 
-def check_devices(what: str, hosts: Placement, devices: DeviceSets) -> None:
+def check_devices(action: str, hosts: Placement, devices: DeviceSets) -> None:
     """Raise an error if more workers are placed on a host than it has devices for the job."""
     for host, np in sorted(hosts.items()) if devices else ():
         allowed = devices.get(host, ())
         if np > len(allowed):
             raise UsageError(
-                f"cannot {what}: {workers(np)} on host {host}, where the job has "
+                f"cannot {action}: {workers(np)} on host {host}, where the job has "
                 f"{counted(len(allowed), 'device')}{in_brackets(allowed)}; give it one device for "
                 "each worker"
             )
 
 
 def placed_exactly(
-    now: Snapshot, hosts: Placement, devices: DeviceSets, desired: Placement
+    snapshot: Snapshot, hosts: Placement, devices: DeviceSets, desired: Placement
 ) -> dict[str, int]:
     """Return the placement with exactly `hosts`: all other hosts of the job have no worker."""
-    job = now.job
+    job = snapshot.job
     job.sizes.check_scale(job.name, sum(hosts.values()))
     refusal = f"place workers of job {job.name}"
-    check_devices(refusal, hosts, {**now.assigned.devices, **devices})
-    slots = {host.name: host.slots for host in now.hosts}
+    check_devices(refusal, hosts, {**snapshot.assigned.devices, **devices})
+    slots = {host.name: host.slots for host in snapshot.hosts}
     for host, np in sorted(hosts.items()):
         if np <= desired.get(host, 0):
             continue
@@ -283,20 +285,22 @@ def placed_exactly(
     return {**dict.fromkeys(desired, 0), **hosts}
 
 
-def is_placed(now: Snapshot, hosts: Placement) -> bool:
+def is_placed(snapshot: Snapshot, hosts: Placement) -> bool:
     """Return whether a ring trains with the workers of `hosts`, each on a device it may use."""
-    if now.generation is None or workers_of_ring(now) != {h: n for h, n in hosts.items() if n}:
+    if snapshot.generation is None or workers_of_ring(snapshot) != {
+        h: n for h, n in hosts.items() if n
+    }:
         return False
-    ring = now.generation.worker_ids
-    there = [member for member in now.members if member.id in ring]
-    entered = [member for member in there if member.generation >= now.generation.number]
-    granted = [m for m in there if now.assigned.grants(m.host, m.used_device)]
+    ring = snapshot.generation.worker_ids
+    there = [member for member in snapshot.members if member.id in ring]
+    entered = [member for member in there if member.generation >= snapshot.generation.number]
+    granted = [m for m in there if snapshot.assigned.grants(m.host, m.used_device)]
     return len(entered) == len(granted) == len(ring)
 
 
-def workers_of_ring(now: Snapshot) -> dict[str, int]:
+def workers_of_ring(snapshot: Snapshot) -> dict[str, int]:
     """Return how many workers of the newest generation each host has, by name of the host."""
-    members = now.generation.members if now.generation is not None else ()
+    members = snapshot.generation.members if snapshot.generation is not None else ()
     return dict(sorted(Counter(member.host for member in members).items()))
 
 
@@ -326,7 +330,7 @@ def _numbers(host: str, given: object) -> tuple[int, ...]:
 # ------------------------------------------------------------
 # Tell how far a migration of workers between two hosts is, and how it went.
 #
-# The entry points are `standing` during a migration and `outcome` after it.
+# The entry points are `migration_status` during a migration and `migration_outcome` after it.
 #
 # All is read from the job's records in ZooKeeper. The migration itself follows from the desired
 # workers: the target's agent starts newcomers, the leader keeps the workers that leave the source
@@ -390,15 +394,19 @@ class Migration:
         return f"moved {self.move} in {how} {numbers}){still}"
 
 
-def standing(move: Move, now: Snapshot) -> MigrationStatus:
+def migration_status(move: Move, snapshot: Snapshot) -> MigrationStatus:
     """Return how far a migration has come; it goes on whatever the result is."""
-    generation, desired = now.generation, now.desired.hosts
+    generation, desired = snapshot.generation, snapshot.desired.hosts
     members = generation.members if generation is not None else ()
     number = generation.number if generation is not None else 0
     ring = Counter(member.host for member in members)
-    adopted = {m.id for m in now.members if m.generation >= number}
+    adopted = {m.id for m in snapshot.members if m.generation >= number}
     seated = {member.id for member in members}
-    coming = [m for m in now.members if m.generation == 0 and m.id not in {*seated, *now.evicted}]
+    coming = [
+        m
+        for m in snapshot.members
+        if m.generation == 0 and m.id not in {*seated, *snapshot.evicted}
+    ]
     arrived = ring + Counter(m.host for m in coming)
     target, source = desired.get(move.target, 0), desired.get(move.source, 0)
     lacking = target - ring[move.target]
@@ -408,7 +416,7 @@ def standing(move: Move, now: Snapshot) -> MigrationStatus:
     absent = max(0, lacking - len(on_way))
     ready = ("ready" if m.stage is Stage.READY else "preparing" for m in on_way)
     parts = [f"{m.name} is {stage}" for m, stage in zip(on_way, ready, strict=True)]
-    parts += [f"{absent} to be started"] if absent and not now.job.state.over else []
+    parts += [f"{absent} to be started"] if absent and not snapshot.job.state.over else []
     return MigrationStatus(
         done=lacking <= 0 and ring[move.source] <= source and seated <= adopted,
         there=new,
@@ -418,7 +426,7 @@ def standing(move: Move, now: Snapshot) -> MigrationStatus:
     )
 
 
-def outcome(
+def migration_outcome(
     move: Move,
     events: Sequence[Event],
     hosts: Mapping[str, str],
@@ -449,3 +457,161 @@ def outcome(
 def stall_s(switch: SwitchDetails) -> float:
     """Return for how many seconds a switch held up the old member that waited longest."""
     return max((p.stall_s for p in switch.workers.values() if p.role == "old"), default=0.0)
+
+
+# ------------------------------------------------------------
+# Choose the host on which one worker is replaced: another host if it has room, else the same.
+#
+# The entry point is `place_replacement`; `undo_replacement` undoes its result.
+#
+# In both cases there is one switch: the leader keeps the worker until its replacement is ready
+# (`resize`), which the agent of the chosen host starts meanwhile.
+
+
+def place_replacement(
+    snapshot: Snapshot, worker: int, avoided: Collection[str]
+) -> tuple[str, Placement] | None:
+    """Return the host for the replacement of `worker`, and the workers to desire for it, if any."""
+    members = snapshot.generation.members if snapshot.generation is not None else ()
+    member = next((member for member in members if member.id == worker), None)
+    if member is None or snapshot.assigned.by_slot:
+        return None
+    desired = dict(snapshot.desired.hosts)
+    # A worker leaves this host anyway.
+    if desired.get(member.host, 0) < sum(other.host == member.host for other in members):
+        return None
+    free = {host.name: _free(host, desired.get(host.name, 0)) for host in snapshot.agents}
+    # Hosts that are slow themselves are avoided; the worker's own one may be among them.
+    open_ = [name for name in free if free[name] > 0 and name not in avoided]
+    if not open_:
+        return None
+    target = min(open_, key=lambda name: (name == member.host, -free[name], name))
+    if target != member.host:
+        desired |= {
+            member.host: desired.get(member.host, 0) - 1,
+            target: desired.get(target, 0) + 1,
+        }
+    return target, desired
+
+
+def undo_replacement(snapshot: Snapshot, request: Request) -> Placement:
+    """Return the desired workers by host after a replacement did not start and is given up."""
+    desired, generation = dict(snapshot.desired.hosts), snapshot.generation
+    members = generation.members if generation is not None else ()
+    member = next((member for member in members if member.id == request.worker), None)
+    if member is None or request.host == member.host or not desired.get(request.host, 0):
+        return desired
+    source, target = desired.get(member.host, 0) + 1, desired[request.host] - 1
+    return {**desired, member.host: source, request.host: target}
+
+
+def _free(host: Host, desired: int) -> int:
+    return 0 if host.leaving else host.slots - len(host.disabled) - desired
+
+
+# ------------------------------------------------------------
+# Say whether the hosts of a job that has not begun can have enough workers for its first ring.
+#
+# A job may be created for several hosts before any agent runs there. The leader starts the first
+# ring when all workers of these hosts are ready, or after a time limit with at least `min_np` of
+# them (`decide`). With fewer it would wait for ever for a host that does not come, so the agents
+# end such a job (`job_end`). `has_too_few_places` says whether the hosts of a job have too few
+# workers to begin, and `why_too_few` gives the reason as a sentence.
+
+
+def has_too_few_places(snapshot: Snapshot) -> bool:
+    """Return whether a job cannot begin on its present hosts with any number that it may have."""
+    if snapshot.generation is not None or snapshot.job.state is not JobState.RUNNING:
+        return False
+    if snapshot.assigned.by_slot:  # horovodrun's driver finds hosts
+        return False
+    return snapshot.job.sizes.below(sum(_places(snapshot).values())) is None
+
+
+def why_too_few(snapshot: Snapshot, within_s: float) -> str:
+    """Return the sentence with which a job fails because its hosts have too few workers."""
+    here, places = sum(_workers(snapshot).values()), _places(snapshot)
+    sizes = snapshot.job.sizes
+    least = sizes.above(sizes.min_np) or sizes.min_np
+    slots = {host.name: host.slots for host in snapshot.hosts}
+    lacking = {
+        host: n for host, n in sorted(snapshot.assigned.hosts.items()) if n > places.get(host, 0)
+    }
+    absent = [host for host in lacking if host not in slots]
+    parts = [f"no agent of host {', '.join(absent)}"] if absent else []
+    parts += [
+        f"host {host} has {counted(slots[host], 'slot')} for {workers(n)}"
+        for host, n in lacking.items()
+        if host in slots
+    ]
+    who = f"{here} of at least {workers(least)}"
+    return f"{who} came within {within_s:g} s: {'; '.join(parts) or 'no host has more workers'}"
+
+
+def _workers(snapshot: Snapshot) -> Mapping[str, int]:
+    return Counter(m.host for m in snapshot.members if m.id not in snapshot.evicted)
+
+
+def _places(snapshot: Snapshot) -> dict[str, int]:
+    """Return how many workers each host can have at most: those there, or what its agent starts."""
+    here, slots = _workers(snapshot), {host.name: host.slots for host in snapshot.hosts}
+    return {
+        host: max(here.get(host, 0), min(snapshot.assigned.hosts.get(host, 0), slots.get(host, 0)))
+        for host in sorted({*here, *snapshot.assigned.hosts})
+    }
+
+
+# ------------------------------------------------------------
+# Compute the desired workers when a host joins a running job (`edl join`).
+#
+# The entry point is `request_workers`.
+#
+# In a cluster, hosts are replaced by hosts with other names. The workers desired on a host that is
+# gone are therefore not counted when a host joins: with at most 4 workers allowed, a new host can
+# get the 2 workers of a host that is gone.
+
+
+def request_workers(
+    snapshot: Snapshot,
+    desired: Placement,
+    host: str,
+    np: int,
+    got: int | None = None,  # how many were desired on `host` after it asked last; None: it did not
+    late: bool = False,  # all hosts of a new job have had the time to register
+) -> dict[str, int]:
+    """Return the desired workers by host after a joining host has asked for `np` workers in all."""
+    has = desired.get(host, 0)
+    if withdrawn(has, got):
+        return dict(desired)
+    np = snapshot.assigned.most_on(host, np)
+    starting = snapshot.generation is None and not late
+    there = snapshot.present_in(desired) | {host} | (set(desired) if starting else set())
+    new = {name: count if name in there else 0 for name, count in sorted(desired.items())}
+    # A host that asks again gets only workers that were desired on hosts that are gone: a worker
+    # that a person has removed is not added again.
+    if got is not None:
+        np = min(np, has + sum(desired.values()) - sum(new.values()))
+    sizes, others = snapshot.job.sizes, sum(new.values()) - has
+    new[host] = sizes.room(others, np, has)
+    # Other hosts that still wait get workers together with it, as far as the job may have the sum:
+    # with 2 workers and `--sizes 2,4`, two hosts that ask for 1 each get 1 each.
+    if new[host] < np:
+        asked = {one.name: one.requested_np for one in snapshot.hosts} | {host: np}
+        wait = {name: max(0, n - new.get(name, 0)) for name, n in asked.items()}
+        more = sizes.room(sum(new.values()), sum(wait.values()))
+        for name in (host, *sorted(wait)):
+            added = min(more, wait.pop(name, 0))
+            new[name] = new.get(name, 0) + added
+            more -= added
+    return new
+
+
+def withdrawn(has: int, got: int | None) -> bool:
+    """Return whether workers were taken from a host since it asked for them: it must not again."""
+    return got is not None and has < got
+
+
+def is_last(snapshot: Snapshot, host: str) -> bool:
+    """Return whether no workers are desired on any present host other than `host`."""
+    others = snapshot.present - {host}
+    return not any(count for name, count in snapshot.desired.hosts.items() if name in others)

@@ -134,9 +134,9 @@ def sizes(text: str) -> tuple[int, ...]:
     return in_order(found, text)
 
 
-def in_order(found: Iterable[int], text: str = "") -> tuple[int, ...]:
+def in_order(sizes: Iterable[int], text: str = "") -> tuple[int, ...]:
     """Return the numbers in the order in which a profile measures them: largest first."""
-    ordered = tuple(sorted(set(found), reverse=True))
+    ordered = tuple(sorted(set(sizes), reverse=True))
     if not ordered or ordered[-1] < 1:
         raise UsageError(
             f"{text or list(ordered)!r} are no numbers of workers; write 1..4, or 1,2,4"

@@ -1,12 +1,9 @@
-"""Interpret a worker's report of a broken ring: whether it counts, and what Horovod's error says.
+"""Interpret how a ring broke, for messages, and decide when it is in vain to repair it again.
 
-:func:`broke` and :func:`is_broken` are for the leader; :func:`short_error` and :func:`blamed_rank`
-are for messages.
-
-The error is the text of Horovod and Gloo, a line of C++ with the path of a source file in front. It
-names the failed neighbour by its address only, so the neighbour's rank can be told only if no other
-member of the ring has that address. The rank is a hint for people: whether a worker is dead is
-decided by proof (:mod:`edl.job.liveness`).
+:func:`short_error` and :func:`blamed_rank` read Horovod's error: a line of C++ with the path of a
+source file in front. It names the failed neighbour by its address only, so the neighbour's rank can
+be told only if no other member of the ring has that address. The rank is a hint for people: whether
+a worker is dead is decided by proof (:mod:`edl.job.liveness`). :class:`RepairCount` counts repairs.
 """
 
 from __future__ import annotations
@@ -14,8 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from edl.job.snapshot import Snapshot
-from edl.records import Generation, Member, RingMember
+from edl.records import RingMember
 
 MAX_CHARS = 200
 _SOURCE = re.compile(r"\[[^\]\s]*\.(?:cc|h):\d+\]\s*")
@@ -38,26 +34,48 @@ def blamed_rank(text: str, members: Sequence[RingMember], own_rank: int) -> int 
     return ranks[0] if len(ranks) == 1 else None
 
 
-def broke(member: Member | None, current: Generation) -> bool:
-    """Return whether a worker reports a broken ring that no generation has repaired yet."""
-    if member is None or member.broken is None:
-        return False
-    if member.broken.generation >= current.number:
-        return True
-    # A planned generation that was decided while the ring broke has not repaired it.
-    return bool(current.previous) and 0 < member.generation <= member.broken.generation
+# ------------------------------------------------------------
+# Decide when repairs of a job's rings are in vain: `RepairCount`.
+#
+# A repair helps if a worker has died, for the next ring lacks that worker. If the same workers
+# break ring after ring at the same point of the training, a collective of the script fails in each
+# of them, or the network between two of the workers is cut.
 
 
-def let_go(now: Snapshot) -> set[int]:
-    """Return the ids of the newcomers that have left the ring as its other members have agreed."""
-    current = now.generation
-    broken = [m.broken for m in now.members if current and broke(m, current)]
-    return {worker for report in broken if report is not None for worker in report.gone}
+MAX_REPAIRS = 10  # in a row, of the same workers at the same point of the training
+
+SCRIPT = "look for a collective of the script that fails in each ring, as in a reset callback"
+
+NETWORK = "look for what keeps these workers from connecting to each other"
 
 
-def is_broken(now: Snapshot) -> bool:
-    """Return whether any member of the ring reports a failure that no generation has repaired."""
-    current = now.generation
-    # An evicted worker that was cut off may be back for a moment, with the report of an old ring.
-    reported = {member.id: member for member in now.members if member.id not in now.evicted}
-    return current is not None and any(broke(reported.get(m.id), current) for m in now.ring)
+class RepairCount:
+    """The repairs in a row that one worker has seen without a death and without progress."""
+
+    def __init__(self, cut_limit_s: float) -> None:
+        # So long rings that cannot be built are repaired, however often: a network may come back.
+        self._cut_limit_s = cut_limit_s
+        self._last: object = None
+        self._count = 0
+        self._since_s = 0.0  # when the first of these was
+
+    def why_in_vain(
+        self,
+        workers: tuple[int, ...],
+        progress: tuple[int, int, int],  # steps, exchanges and leaves
+        is_built: bool,  # the ring that broke had been built
+        reason: str,
+        now_s: float,
+    ) -> str:
+        """Count one more repair; return why the job is to end instead, or "" if it is to go on."""
+        if (workers, progress) != self._last:
+            self._last, self._count, self._since_s = (workers, progress), 0, now_s
+        self._count += 1
+        may_come_back = not is_built and now_s - self._since_s < self._cut_limit_s
+        if self._count <= MAX_REPAIRS or may_come_back:
+            return ""
+        hint = SCRIPT if is_built else NETWORK
+        return (
+            f"the ring was repaired {self._count - 1} times after step {progress[0]} and broke "
+            f"again each time, although no worker was lost: {reason}; {hint}"
+        )

@@ -54,11 +54,11 @@ def waits_for_ended(
 # `{"answer": [payloads in rank order]}` after that. Payloads are texts.
 
 
-def participants(now: Snapshot) -> tuple[int, ...]:
+def participants(snapshot: Snapshot) -> tuple[int, ...]:
     """Return the ids of the workers that take part in an exchange, in rank order."""
     # A member without a session counts: an answer without its payload would be kept for ever.
-    ring = () if now.generation is None else now.generation.worker_ids
-    return tuple(worker for worker in ring if worker not in now.evicted)
+    ring = () if snapshot.generation is None else snapshot.generation.worker_ids
+    return tuple(worker for worker in ring if worker not in snapshot.evicted)
 
 
 def with_payload(

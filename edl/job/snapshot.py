@@ -85,6 +85,20 @@ class Snapshot:
         return new.members if self.switched or not new.previous else new.previous
 
     @property
+    def released(self) -> frozenset[int]:
+        """The newcomers that have left the ring as its other members have agreed."""
+        reports = [m.broken for m in self.members if reports_broken(m, self.generation)]
+        return frozenset(worker for report in reports if report for worker in report.gone)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether any member of the ring reports a failure that no generation has repaired."""
+        # An evicted worker that was cut off may be back for a moment, with the report of an old
+        # ring.
+        reported = {member.id: member for member in self.members if member.id not in self.evicted}
+        return any(reports_broken(reported.get(m.id), self.generation) for m in self.ring)
+
+    @property
     def state_owners(self) -> frozenset[int]:
         """The numbers of the workers that may hold the job's state."""
         members = (*self.ring, *(self.generation.members if self.generation is not None else ()))
@@ -138,3 +152,13 @@ class Snapshot:
 def as_hosts(discovered: Mapping[str, int]) -> tuple[Host, ...]:
     # These hosts have no agent, so no address and no process id.
     return tuple(Host(name, slots, "") for name, slots in sorted(discovered.items()))
+
+
+def reports_broken(member: Member | None, generation: Generation | None) -> bool:
+    """Return whether a worker reports a broken ring that `generation`, the newest, did not mend."""
+    if member is None or member.broken is None or generation is None:
+        return False
+    if member.broken.generation >= generation.number:
+        return True
+    # A planned generation that was decided while the ring broke has not repaired it.
+    return bool(generation.previous) and 0 < member.generation <= member.broken.generation

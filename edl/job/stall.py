@@ -164,8 +164,14 @@ def judge_stall(reports: Sequence[Report], quiet_s: float, step: int, limits: St
     # one worker than on another. No worker is to blame.
     working = [r for r in reports if not r.waits]
     if not working:
-        what = f"no step for {quiet_s:.0f} s and everybody waits: {_list(reports)}"
-        return Stall(f"{head}: {what}{_why_all_wait(reports)}", (), {})
+        why = f"no step for {quiet_s:.0f} s and everybody waits: {_list(reports)}"
+        # The probable cause, where one is known.
+        lines = {r.activity.where for r in reports if r.activity is not None}
+        if len(lines) > 1:
+            why += "; they wait in different lines, and all workers must make the same calls"
+        elif len({r.host for r in reports}) > 1:
+            why += "; check the network between the hosts"
+        return Stall(f"{head}: {why}", (), {})
     # No worker waits for another one (all evaluate, say): no worker is to blame.
     if len(working) == len(reports):
         nobody = "" if len(working) == 1 else "; nobody waits for another one"
@@ -174,15 +180,6 @@ def judge_stall(reports: Sequence[Report], quiet_s: float, step: int, limits: St
     them = "it" if len(working) == 1 else "them"
     why = f"{head}: {_list(working)}; the others wait for {them}"
     return Stall(why, _ids(working), _past_limit(working, step, limits))
-
-
-def _why_all_wait(reports: Sequence[Report]) -> str:
-    """Return the probable cause of a stall in which all wait, as a clause; empty: none is known."""
-    lines = {r.activity.where for r in reports if r.activity is not None}
-    if len(lines) > 1:
-        return "; they wait in different lines, and all workers must make the same calls"
-    several = len({r.host for r in reports}) > 1
-    return "; check the network between the hosts" if several else ""
 
 
 def _frozen(

@@ -28,7 +28,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from edl.policy.observation import ALIKE, alike
+from edl.policy.observation import alike
 from edl.policy.step_time import TINY, StepTime, StepTimeSample
 from edl.policy.step_time_formula import (
     ALPHA_C,
@@ -64,6 +64,8 @@ GUESSED_REDUCE = 0.1  # the same for each of its parameters, where no compute ti
 REWEIGHTINGS = 5  # the most rounds of reweighted least squares for the RMSLE
 
 CLOSE = 1e-3  # a reweighting that changes each logarithm of a parameter by less is the last one
+
+BOUND = 20.0  # of a parameter's logarithm
 
 LEAST_ERROR = 1e-4  # the least RMSLE that is divided by: that of an exact fit is 0
 
@@ -153,7 +155,7 @@ class Objective:
     def values(self, inner: Vector) -> Vector:
         """Return all seven parameters for `inner`, in the order of `StepTime`."""
         values = self._first.copy()
-        bounded = np.clip(inner, -20.0, 20.0)
+        bounded = np.clip(inner, -BOUND, BOUND)
         found = np.maximum(np.exp(bounded), TINY)
         if self._free[GAMMA]:
             found[-1] = 1.0 + (MOST_OVERLAP - 1.0) / (1.0 + np.exp(-bounded[-1]))
@@ -174,7 +176,7 @@ class Objective:
     def derivatives(self, inner: Vector) -> Vector:
         """Return the matrix of the derivatives of each error (row) by each parameter (column)."""
         values = self.values(inner)
-        compute, reduce = self._floored_parts(values)
+        compute, reduce = _floored_parts(values, self.setups)
         batch, near, far, more = self.setups
         # The derivative of a part's logarithm by that of a parameter is the parameter's share.
         shares = np.zeros((len(batch), GAMMA))
@@ -212,15 +214,11 @@ class Objective:
 
     def _differences(self, values: Vector) -> tuple[Vector, Vector]:
         """Return the errors of the logarithms of the compute times and of the step times."""
-        compute, reduce = self._floored_parts(values)
+        compute, reduce = _floored_parts(values, self.setups)
         longest, powers = overlapped(compute, reduce, values[GAMMA])
         log_step = np.log(longest) + np.log(powers) / values[GAMMA]
         log_compute = np.log(compute[self._has_compute])
         return log_compute - self._log_compute, log_step - self._log_step
-
-    def _floored_parts(self, values: Vector) -> tuple[Vector, Vector]:
-        compute, reduce = parts_of_steps(values, self.setups)
-        return compute, np.maximum(reduce, TINY)  # it must have a logarithm
 
 
 def _free(
@@ -308,8 +306,6 @@ Number = TypeVar("Number", np.float64, np.bool_)
 
 WIDTH = 4  # jobs with up to 4 times as many measurements as others are searched beside these
 
-BOUND = 20.0  # of a parameter's logarithm, as in a single fit
-
 PARAMETERS = GAMMA + 1
 
 
@@ -362,8 +358,19 @@ class _Fits:
         step_s = np.array([[step.step_s for step in one] for one in filled])
         weight = np.where(np.arange(width) < counts, np.sqrt(1.0 / counts), 0.0)
         self._steps = _Steps(setups_of_steps(workers, hosts, batch), np.log(step_s), weight)
-        self._free = _free_of_jobs(self._steps.setups, workers)
-        self._first = _first_of_jobs(self._steps.setups, step_s, self._free)
+        # What is fitted and where a search starts is decided for each job as `fit` does: a few
+        # microseconds beside a search. That a job's last step is repeated changes neither.
+        setups = [Setups(*parts) for parts in zip(*self._steps.setups, strict=True)]
+        untimed = np.zeros(width, bool)
+        self._free = np.array(
+            [_free(*job, untimed, LIVE.separable) for job in zip(setups, workers, strict=True)]
+        )
+        self._first: Vector = np.array(
+            [
+                _first(*job, LIVE.constant_share)
+                for job in zip(setups, step_s, [None] * len(many), self._free, strict=True)
+            ]
+        )
 
     def search(self) -> Vector:
         """Search as `least_squares` does, each job with its own damping; return a row for each."""
@@ -447,34 +454,4 @@ def _columns(values: npt.NDArray[Number]) -> npt.NDArray[Number]:
 
 def _floored_parts(values: Vector, setups: Setups) -> tuple[Vector, Vector]:
     compute, reduce = parts_of_steps(values, setups)
-    return compute, np.maximum(reduce, TINY)
-
-
-def _free_of_jobs(setups: Setups, workers: Vector) -> npt.NDArray[np.bool_]:
-    """Return which of the seven parameters of each job are fitted, a row a job."""
-    near, far = setups.near > 0, setups.far > 0
-    batches = setups.batch.max(1) > ALIKE * setups.batch.min(1)
-    reduces, alone = (near | far).any(1), (workers == 1).any(1)
-    free = np.zeros((len(workers), PARAMETERS), bool)
-    free[:, ALPHA_C], free[:, BETA_C] = batches, True
-    free[:, ALPHA_R], free[:, BETA_R] = near.any(1) & alone, _differ(workers, near)
-    free[:, ALPHA_N] = far.any(1) & (alone | near.any(1))
-    free[:, BETA_N] = _differ(workers, far)
-    free[:, GAMMA] = reduces & batches
-    return free
-
-
-def _differ(values: Vector, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    least = np.where(counted, values, np.inf).min(1)
-    return np.asarray(np.where(counted, values, -np.inf).max(1) > least)
-
-
-def _first_of_jobs(setups: Setups, step_s: Vector, free: npt.NDArray[np.bool_]) -> Vector:
-    """Return the parameters that a search starts from, a row a job, as a single fit has them."""
-    shortest_s = step_s.min(1)
-    first = np.where(free, GUESSED_REDUCE * shortest_s[:, None], TINY)
-    share = np.where(free[:, ALPHA_C], 0.5, LIVE.constant_share)
-    first[:, ALPHA_C] = np.maximum(share * shortest_s, TINY)
-    first[:, BETA_C] = (1.0 - share) * shortest_s / setups.batch.max(1)
-    first[:, GAMMA] = np.where(free[:, GAMMA], FIRST_OVERLAP, 1.0)
-    return first
+    return compute, np.maximum(reduce, TINY)  # it must have a logarithm

@@ -14,7 +14,8 @@ from dataclasses import replace
 from edl.events import Event
 from edl.job.decision import Limits
 from edl.job.liveness import AgeTracker
-from edl.job.membership import JobEnd, decide
+from edl.job.membership import decide
+from edl.job.run import JobEnd
 from edl.job.script import ScriptOfJob
 from edl.job.snapshot import Snapshot
 from edl.job.stall import FOR_GRADIENTS, FOR_NUMBERS
@@ -208,15 +209,13 @@ class MemoryJob:
         dead = {w: f"the process of w{w} is gone" for w in self.gone}
         dead |= {w: f"w{w} is frozen" for w in self.frozen if w not in self.nodes}
         silent = frozenset(self.frozen)
-        ages = self._ages.look(now, now_s)
+        ages = self._ages.observe(now, now_s)
         decision = decide(now, self.leader.term, ages, LIMITS, dead, silent)
         said = "; ".join([decision.reason, *decision.evict.values()])
         if not self.reasons or self.reasons[-1][1] != said:
             self.reasons.append((now_s, said))
-        if decision.generation is not None:
-            self.generation = replace(
-                decision.generation, scope=f"g{decision.generation.number}-00"
-            )
+        if (new := decision.generation) is not None:
+            self.generation = replace(new, scope=f"g{new.number}-00")
             self.generations.append(self.generation)
             self.on_generation(self.generation)
         if decision.change:

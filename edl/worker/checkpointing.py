@@ -23,7 +23,7 @@ from edl.errors import CoordinationError, EdlError, JobFailed, UsageError
 from edl.events import Details, Event, JobFailedDetails, JobStoppedDetails, ResumedDetails
 from edl.host.process import STOPPED_EXIT
 from edl.http.client import ask_all
-from edl.job.membership import JobEnd, Preemption, halted, look_limit_s
+from edl.job.run import JobEnd, Preemption, halted, lookup_limit_s
 from edl.job.script import Arithmetic, fits_of, passed_too_far
 from edl.job.stall import SAVING
 from edl.job.state_share import StateShare
@@ -391,7 +391,7 @@ class Checkpointing:
         cause, step = preemption.cause, self.progress.step
         if self._checkpoints is None:
             return halted(cause, step, -1, "", "the script does not call edl.checkpoint")
-        limit_s = max(self._save_limit_s, look_limit_s(preemption.within_s))
+        limit_s = max(self._save_limit_s, lookup_limit_s(preemption.within_s))
         up_to = step if self._loader.has_state else None
         saved_step, directory = self._checkpoints.newest_saved(up_to, limit_s)
         return halted(cause, step, saved_step, directory, unsaved)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from edl.config import Config
 from edl.events import Event
-from edl.job.membership import JobEnd
+from edl.job.run import JobEnd
 from edl.job.script import ScriptOfJob
 from edl.records import Generation, JobPolicy, Member, RingFailure, RingMember, Stage
 from edl.spec import JobSettings, Sizes

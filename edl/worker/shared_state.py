@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from edl.clock import SYSTEM, Clock, Condition
 from edl.errors import UsageError, WorkerEvicted
 from edl.events import Event
-from edl.job.membership import Preemption, save_limit_s
+from edl.job.run import Preemption, save_limit_s
 from edl.job.script import NO_FITS, Arithmetic, ScriptFits, Signature
 from edl.learning import LearningMeter
 from edl.policy.file import PolicyFile, parse_policy

@@ -34,8 +34,8 @@ from edl.errors import (
     UnevenEnd,
     UsageError,
 )
-from edl.job.membership import HALTED_EXIT, RepairCount
-from edl.job.ring_failure import blamed_rank, short_error
+from edl.job.ring_failure import RepairCount, blamed_rank, short_error
+from edl.job.run import HALTED_EXIT
 from edl.job.script import FitIsDone, ScriptFits, ended_before
 from edl.job.state_share import WHOLE_STATE, StateShare
 from edl.records import Generation, JobState, RingFailure, RingMember, Stage
@@ -190,7 +190,7 @@ class Repairs:
             generation.worker_ids,
             (progress.step, progress.exchanges, progress.leaves),
             is_built=not isinstance(error, RendezvousFailed),
-            why=short_error(getattr(error, "detail", str(error))),
+            reason=short_error(getattr(error, "detail", str(error))),
             now_s=self._now_s(),
         )
         if not reason:

@@ -24,7 +24,7 @@ from edl.config import Config
 from edl.errors import CheckpointError, NewcomerDiffers, UsageError
 from edl.events import Details, Event, FinishedDetails
 from edl.host.process import STOPPED_EXIT
-from edl.job.membership import JobEnd
+from edl.job.run import JobEnd
 from edl.job.script import (
     ALIKE_IN_FITS,
     BUILT_BEFORE,

@@ -43,11 +43,11 @@ from edl.host.process import Process
 from edl.host.supervision import JobOutcome
 from edl.http.client import answering, ask_all
 from edl.job import decision
-from edl.job.borrowing import NO_LEASE_TERMS, LeaseTerms, describe_returned, without_reclaimed
+from edl.job.borrowing import NO_TERMS, ReclaimTerms, describe_returned, without_reclaimed
 from edl.job.decision import DesiredChange, MembershipDecision
-from edl.job.membership import LAUNCHER_S, PATIENCE_S, begins_s, is_newest, may_write
 from edl.job.placement import NO_DEVICES, DeviceSets, Placement
 from edl.job.profile import Curve, ProfileHold
+from edl.job.run import LAUNCHER_S, PATIENCE_S, is_newest, may_restore, restore_delay_s
 from edl.job.script import answer_of, with_payload
 from edl.job.snapshot import Snapshot
 from edl.policy.scaling_profile import ScalingProfile
@@ -117,7 +117,7 @@ def set_desired(
     choose: Choice,
     by: RequestedBy,
     why: str,
-    terms: LeaseTerms = NO_LEASE_TERMS,
+    terms: ReclaimTerms = NO_TERMS,
     devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
     """Set how many workers of a job are desired on each host, and log an event that says why."""
@@ -207,7 +207,7 @@ def _changed(
     choose: Choice,
     by: RequestedBy,
     why: str,
-    terms: LeaseTerms = NO_LEASE_TERMS,
+    terms: ReclaimTerms = NO_TERMS,
     devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
     """Return the change of the desired numbers to those that `choose` returns; write nothing."""
@@ -1021,7 +1021,7 @@ class JobStore:
         change: Choice,
         by: RequestedBy,
         why: str,
-        terms: LeaseTerms = NO_LEASE_TERMS,
+        terms: ReclaimTerms = NO_TERMS,
         devices: DeviceSets = NO_DEVICES,
     ) -> DesiredChange:
         """Set how many workers are desired on each host, and log an event that says why."""
@@ -1206,11 +1206,11 @@ class WorkersLostJob(LostJob):
     own = -1  # The id of this worker, which the caller sets; -1 until it has one
 
     def _trains(self, generation: Generation | None) -> bool:
-        return may_write(self.own, generation, self._store.copy.evicted)
+        return may_restore(self.own, generation, self._store.copy.evicted)
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
         """Return whether it is this worker's turn to write the lost job again."""
-        if not trains or missed_s < begins_s(self.own, generation):
+        if not trains or missed_s < restore_delay_s(self.own, generation):
             return False
         members = () if generation is None else (*generation.members, *generation.previous)
         others = {

@@ -88,7 +88,7 @@ class Striker:
             self._wanted = dict(desired)
         elif desired != self._wanted and snapshot.job.state is JobState.RUNNING:
             self.store.set_desired(
-                lambda _: self._wanted, RequestedBy.PERSON, "a leaver has lowered it"
+                lambda _: self._wanted, RequestedBy.PERSON, "a departure has lowered it"
             )
         return snapshot, [self._worker(member, snapshot) for member in snapshot.members]
 

@@ -53,7 +53,7 @@ def test_in_a_switch(one: Fault, tmp_path: Path, zk_hosts: str) -> None:
 def test_on_its_way_out(tmp_path: Path, zk_hosts: str) -> None:
     """It leaves in a switch, and the other one waits for it to close their ring.
 
-    That one does not begin to close it before: a thread of Horovod in the leaver would answer.
+    That one does not begin to close it before: a thread of Horovod in the departure would answer.
     """
     faults = [[fault("agreed", "root", signal="WAIT"), fault("agreed", "last", signal="STOP")]]
     with patient(tmp_path, zk_hosts, np=2, max_np=2, faults=faults) as job:

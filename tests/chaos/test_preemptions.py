@@ -11,7 +11,7 @@ from logical_runs import LOGICAL, alone, digests
 from test_tensorflow_logical import EPOCH, SCRIPT, START_S
 from test_tensorflow_logical import alone as alone_in_tensorflow
 
-from edl.job.membership import HALTED_EXIT
+from edl.job.run import HALTED_EXIT
 from edl.testing.job import started
 from edl.testing.throttle import Throttle
 

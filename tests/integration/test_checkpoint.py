@@ -19,7 +19,7 @@ import pytest
 from paths import SCRIPTS
 
 from edl.checkpoint import format as files
-from edl.job.membership import HALTED_EXIT
+from edl.job.run import HALTED_EXIT
 from edl.testing.job import WAIT_S, Job, started
 from edl.testing.throttle import Throttle
 

@@ -16,7 +16,7 @@ from extra_python import python_with
 from paths import ROOT
 from scenario import Scenario, scenario
 
-from edl.job.membership import HALTED_EXIT
+from edl.job.run import HALTED_EXIT
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]  # unit/test_checkpoint_location.py
 

@@ -14,10 +14,10 @@ from made import make_job
 
 from edl.errors import CoordinationError, LeadershipLost, UnknownJob
 from edl.events import Event, EvictedDetails, GenerationDetails
-from edl.job.candidate import Candidate
 from edl.job.decision import DesiredChange, MembershipDecision, set_desired
-from edl.job.membership import JobEnd
+from edl.job.leader import Candidate
 from edl.job.pending_writes import PendingWrites
+from edl.job.run import JobEnd
 from edl.records import (
     Generation,
     JobState,

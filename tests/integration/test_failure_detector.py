@@ -98,13 +98,13 @@ def listening() -> Iterator[int]:
 
 
 def test_how_far_the_job_is(ring: Ring) -> None:
-    ring.detector.look(ring.snapshot(0, 1))
+    ring.detector.update(ring.snapshot(0, 1))
     heard = ring.detector.newest_report
     assert (heard.worker, heard.progress.step, heard.progress.epoch_done) == (0, 40, 30)
     assert time.monotonic() - heard.progress.updated_at < 1.0
     own = WorkerProgress(generation=8, step=41)
     ring.shared.progress = own
-    ring.detector.look(ring.snapshot(0, 1))
+    ring.detector.update(ring.snapshot(0, 1))
     assert (ring.detector.newest_report.worker, ring.detector.newest_report.progress) == (2, own), (
         "it is in the ring"
     )
@@ -114,10 +114,10 @@ def test_who_left_zookeeper_is_not_dead_while_steps_complete(ring: Ring) -> None
     """However long the newcomer itself has not trained."""
     ring.shared.progress = WorkerProgress(updated_at=time.monotonic() - 60.0)
     now = ring.snapshot(0)
-    ring.detector.look(now)
+    ring.detector.update(now)
     assert ring.detector.dead(now, SETTLED_S) == ({}, {1})
     ring.quiet_s = 5.0
-    ring.detector.look(now)
+    ring.detector.update(now)
     dead, _ = ring.detector.dead(now, SETTLED_S)
     assert list(dead) == [1]
     assert "no step completes for 5." in dead[1]
@@ -126,7 +126,7 @@ def test_who_left_zookeeper_is_not_dead_while_steps_complete(ring: Ring) -> None
 def test_another_jobs_worker_on_its_port_is_not_the_worker(ring: Ring) -> None:
     ring.quiet_s = 5.0
     now = ring.snapshot(1)
-    ring.detector.look(now)
+    ring.detector.update(now)
     assert 0 not in ring.detector.dead(now, SETTLED_S)[0]
     ring.run = "the start of another job"
     dead, _ = ring.detector.dead(now, SETTLED_S)
@@ -146,7 +146,7 @@ def test_who_has_never_heard_of_the_ring_does_not_think_that_it_stands(ring: Rin
     impatient = FailureDetector(hasty, 2, RUN, lambda: SharedState(2).progress, lambda: WAITS)
     time.sleep(1.2)  # a ring of which it had heard would stand
     for detector, dead in ((ring.detector, set()), (impatient, {0, 1})):
-        detector.look(now)
+        detector.update(now)
         assert detector.dead(now, SETTLED_S)[0].keys() == dead
 
 
@@ -154,10 +154,10 @@ def test_a_ring_that_trains_is_not_stalled(ring: Ring) -> None:
     ring.shared.progress = WorkerProgress(updated_at=time.monotonic() - 60.0)
     time.sleep(0.3)  # it leads for longer than stall_s and 20 steps
     now = ring.snapshot(0, 1)
-    ring.detector.look(now)
+    ring.detector.update(now)
     assert ring.detector.stall(now) is None
     ring.quiet_s = 5.0
-    ring.detector.look(now)
+    ring.detector.update(now)
     stall = ring.detector.stall(now)
     assert stall is not None
     assert stall.reason.startswith("stalled in step 41: w1 (rank 1, host h) does not answer")

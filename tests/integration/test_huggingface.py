@@ -17,7 +17,7 @@ from huggingface_python import huggingface_python
 from paths import ROOT, SCRIPTS
 from scenario import Scenario, scenario
 
-from edl.job.membership import HALTED_EXIT
+from edl.job.run import HALTED_EXIT
 from edl.testing.job import WAIT_S, Job
 from edl.testing.throttle import Throttle
 

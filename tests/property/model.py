@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 
 from edl.errors import UsageError
 from edl.job.borrowing import (
-    NO_LEASE_TERMS,
-    LeaseTerms,
+    NO_TERMS,
+    ReclaimTerms,
     ReclaimTracker,
     borrow,
     overdue,
@@ -334,7 +334,7 @@ class Model:
 
     # --- people ---
 
-    def want(self, hosts: Placement, terms: LeaseTerms = NO_LEASE_TERMS) -> None:
+    def want(self, hosts: Placement, terms: ReclaimTerms = NO_TERMS) -> None:
         asked = set_desired(
             self.wanted, Assigned(self.desired), hosts, RequestedBy.PERSON, "so", self.time, terms
         )
@@ -342,12 +342,14 @@ class Model:
 
     def borrow(self, slots: int) -> None:
         with suppress(UsageError):
-            self.want(borrow(self.snapshot(), slots, None, self.desired), LeaseTerms(borrows=True))
+            self.want(
+                borrow(self.snapshot(), slots, None, self.desired), ReclaimTerms(borrows=True)
+            )
 
     def reclaim(self, slots: int | None, within_s: float) -> None:
         with suppress(UsageError):
             hosts = reclaim(self.snapshot(), slots, None, self.desired)
-            self.want(hosts, LeaseTerms(within_s=within_s))
+            self.want(hosts, ReclaimTerms(within_s=within_s))
 
     # --- the leader ---
 
@@ -390,7 +392,7 @@ class Model:
         now, leader.snapshot = leader.snapshot, None
         if now is None:
             return None
-        ages = leader.ages.look(now, self.time)
+        ages = leader.ages.observe(now, self.time)
         silent, late = frozenset(leader.silent), overdue(now, ages.reclaims_s)
         decision = decide(now, leader.term, ages, LIMITS, leader.dead, silent, late)
         assert decision.reason
@@ -554,7 +556,7 @@ class Model:
         """Agents start who is lacking, and note which borrowed slots are free again."""
         if self.ended or self.job.state is not JobState.RUNNING:
             return
-        ages_s = self.reclaims.look(self.wanted, self.time)
+        ages_s = self.reclaims.observe(self.wanted, self.time)
         for host in self._offered():
             wanted = self.desired[host]
             replaced = {r.worker for r in self.requests.values() if r.kind == RequestKind.REPLACE}

@@ -57,10 +57,10 @@ def differing(job: LoopbackJob) -> list[Event]:
     return [e for e in job.memory.events if isinstance(e.details, StateDiffersDetails)]
 
 
-def assert_goes_on(job: LoopbackJob, *leavers: int) -> None:
+def assert_goes_on(job: LoopbackJob, *departures: int) -> None:
     """All but those have trained to the end, each sample once."""
     assert job.memory.job.state is JobState.FINISHED, job.describe()
-    assert job.errors.keys() == set(leavers), job.describe()
+    assert job.errors.keys() == set(departures), job.describe()
     assert all(isinstance(error, NewcomerDiffers) for error in job.errors.values())
     script = job._script
     assert isinstance(script, Counting)

@@ -147,9 +147,9 @@ def expected() -> np.ndarray[Any, Any]:
     return w
 
 
-def assert_right(job: LoopbackJob, *leavers: int) -> None:
+def assert_right(job: LoopbackJob, *departures: int) -> None:
     assert job.memory.job.state is JobState.FINISHED, job.describe()
-    assert job.errors.keys() <= set(leavers), job.describe()
+    assert job.errors.keys() <= set(departures), job.describe()
     assert all(isinstance(error, NewcomerDiffers) for error in job.errors.values())
     assert job.results
     for w in job.results.values():

@@ -133,7 +133,7 @@ def test_what_a_ring_does_counts_for_its_own_hosts() -> None:
     wide = replace(two.generation, members=(here, replace(there, host="b")))
     leader.trains(replace(two, generation=wide), 3)
     leader.trains(replace(two, generation=replace(wide, number=3, members=(here, there))), 3)
-    assert {one.hosts for _, one in leader.policy.size.learned.by_batch} == {2}
+    assert {one.hosts for _, one in leader.policy.learned.by_batch} == {2}
 
 
 def test_while_a_change_is_under_way_it_waits() -> None:
@@ -170,12 +170,12 @@ def test_what_a_checkpoint_brings_is_known_before_anything_is_seen() -> None:
     leader.trains(snapshot(2), 1)
     leader.kept = ScalingProfile(seen=((3, SizeMeasurement(500.0, 100)),), elapsed_s=60.0)
     leader.trains(snapshot(2), 5)
-    learned = leader.policy.size.learned
+    learned = leader.policy.learned
     assert [np for np, _ in learned.seen] == [2, 3]
     assert learned.elapsed_s > 60.0
     leader.kept = ScalingProfile(seen=((4, SizeMeasurement(1.0, 1)),))
     leader.trains(snapshot(2), 5)
-    known = dict(leader.policy.size.learned.seen)
+    known = dict(leader.policy.learned.seen)
     assert 4 not in known, "what it has learned itself counts from then on"
 
 
@@ -193,7 +193,7 @@ def test_what_was_measured_with_other_batches_is_measured_again(is_early: bool) 
     )
     outcome = leader.trains(snapshot(2), 11 - is_early)
     assert outcome.says == "tries 3: only 2 have been measured"
-    learned = leader.policy.size.learned
+    learned = leader.policy.learned
     assert learned.by_batch[:3] == seen, "the model of the step time has them"
     assert learned.elapsed_s == pytest.approx(61.0, abs=0.2)
 
@@ -242,7 +242,7 @@ def test_another_rule_begins_without_the_notes_of_the_last() -> None:
     leader, job = Leader(), make_job(min_np=2, max_np=2, np=2)
     one = replace(snapshot(2), job=job)
     leader.trains(one, 11)
-    assert "found_s" in leader.policy.size.learned.state
+    assert "found_s" in leader.policy.learned.state
     learned = leader.trains(one, 150).learned
     assert learned is not None
     assert (learned.text, learned.state["np"]) == (TEXT, 2)
@@ -350,7 +350,7 @@ def test_one_that_is_too_slow_is_replaced_on_another_host() -> None:
     assert told.learned.replaced.keys() == {"a"}
     assert leader.trains(now, 1).decision is not None, "it was not written: once more"
     leader.policy.written(told.learned)
-    assert leader.policy.size.learned.replaced.keys() == {"a"}
+    assert leader.policy.learned.replaced.keys() == {"a"}
 
 
 def test_what_needs_times_says_so_where_nobody_knows_them() -> None:

@@ -29,21 +29,21 @@ NOW = Snapshot(make_job(), members=(member(0), member(1)), generation=RING)
 def test_a_stage_is_as_old_as_it_was_seen() -> None:
     tracker = AgeTracker(LEADER_SINCE)
     ready = replace(NOW, members=(member(0), member(2, Stage.READY)))
-    tracker.look(ready, 110.0)
-    assert tracker.look(ready, 115.0).stage_s == {0: 5.0, 2: 5.0}
-    assert tracker.look(NOW, 120.0).stage_s == {0: 10.0, 1: 0.0}
+    tracker.observe(ready, 110.0)
+    assert tracker.observe(ready, 115.0).stage_s == {0: 5.0, 2: 5.0}
+    assert tracker.observe(NOW, 120.0).stage_s == {0: 10.0, 1: 0.0}
 
 
 def test_a_ring_is_broken_since_the_first_report() -> None:
     tracker = AgeTracker(LEADER_SINCE)
-    assert tracker.look(NOW, 110.0).broken_s == 0.0
+    assert tracker.observe(NOW, 110.0).broken_s == 0.0
     reported = replace(member(0), broken=RingFailure(7, 40))
     broken = replace(NOW, members=(reported, member(1)))
-    tracker.look(broken, 120.0)
-    ages = tracker.look(broken, 123.0)
+    tracker.observe(broken, 120.0)
+    ages = tracker.observe(broken, 123.0)
     assert (ages.leading_s, ages.generation_s, ages.broken_s) == (23.0, 13.0, 3.0)
     repaired = replace(broken, generation=replace(RING, number=8))
-    ages = tracker.look(repaired, 124.0)
+    ages = tracker.observe(repaired, 124.0)
     assert (ages.generation_s, ages.broken_s) == (0.0, 0.0)
 
 
@@ -54,9 +54,9 @@ def test_an_old_report_of_an_evicted_worker_breaks_no_ring() -> None:
     switched = (replace(member(0), generation=8), replace(member(1), generation=8))
     now = replace(NOW, generation=planned, members=switched, evicted={3: "it was cut off"})
     back = replace(member(3), generation=6, broken=RingFailure(6, 40))
-    assert tracker.look(replace(now, members=(*switched, back)), 110.0).broken_s == 0.0
+    assert tracker.observe(replace(now, members=(*switched, back)), 110.0).broken_s == 0.0
     reported = replace(switched[0], broken=RingFailure(8, 90))
-    assert tracker.look(replace(now, members=(reported, switched[1])), 900.0).broken_s == 0.0
+    assert tracker.observe(replace(now, members=(reported, switched[1])), 900.0).broken_s == 0.0
 
 
 def test_a_ring_is_lost_since_all_that_were_to_stay_are_given_up() -> None:
@@ -65,20 +65,20 @@ def test_a_ring_is_lost_since_all_that_were_to_stay_are_given_up() -> None:
     planned = replace(RING, number=8, members=ring_of(0, 2), previous=RING.members, left=(1,))
     planned = replace(planned, joined=(2,))
     now = replace(NOW, generation=planned, members=(member(2, Stage.READY),))
-    assert tracker.look(now, 110.0).lost_s == 0.0
+    assert tracker.observe(now, 110.0).lost_s == 0.0
     dead = replace(now, evicted={0: "it is dead"})
-    assert tracker.look(dead, 120.0).lost_s == 0.0
-    assert tracker.look(dead, 123.0).lost_s == 3.0
+    assert tracker.observe(dead, 120.0).lost_s == 0.0
+    assert tracker.observe(dead, 123.0).lost_s == 3.0
     switched = replace(dead, members=(replace(member(2), generation=8),))
-    assert tracker.look(switched, 124.0).lost_s == 0.0
+    assert tracker.observe(switched, 124.0).lost_s == 0.0
 
 
 def test_no_time_passes_while_the_leader_cannot_read() -> None:
     """Its first look after an outage of ZooKeeper gives nobody up who could not write, either."""
     tracker = AgeTracker(LEADER_SINCE)
     broken = replace(NOW, members=(replace(member(0), broken=RingFailure(7, 40)), member(1)))
-    tracker.look(broken, 101.0)
-    back = tracker.look(broken, 500.0)
+    tracker.observe(broken, 101.0)
+    back = tracker.observe(broken, 500.0)
     assert (back.broken_s, back.leading_s) == (AWAY_S, AWAY_S + 1.0)
     assert back.stage_s == {0: AWAY_S, 1: AWAY_S}
-    assert tracker.look(broken, 502.0).broken_s == AWAY_S + 2.0
+    assert tracker.observe(broken, 502.0).broken_s == AWAY_S + 2.0

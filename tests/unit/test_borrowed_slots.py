@@ -15,7 +15,7 @@ from edl.host import agent as borrowed_slots
 from edl.host.agent import BorrowedSlots
 from edl.host.process import Process
 from edl.host.supervision import SupervisorState
-from edl.job.borrowing import LeaseTerms, without_reclaimed
+from edl.job.borrowing import ReclaimTerms, without_reclaimed
 from edl.job.decision import DesiredChange, set_desired
 from edl.job.snapshot import Snapshot
 from edl.records import Host, JobState, Member, Reclaim, RequestedBy
@@ -32,7 +32,7 @@ class Store:
         self.settled: list[tuple[Reclaim, float]] = []
 
     def set_desired(
-        self, change: Callable[..., Any], by: RequestedBy, why: str, terms: LeaseTerms
+        self, change: Callable[..., Any], by: RequestedBy, why: str, terms: ReclaimTerms
     ) -> DesiredChange:
         hosts = change(dict(self.now.desired.hosts))
         assert by is RequestedBy.PERSON

@@ -14,8 +14,8 @@ from edl.host.process import Process
 from edl.host.supervision import EndProcess
 from edl.job import membership
 from edl.job.borrowing import (
-    NO_LEASE_TERMS,
-    LeaseTerms,
+    NO_TERMS,
+    ReclaimTerms,
     ReclaimTracker,
     borrow,
     borrowed_after,
@@ -161,32 +161,38 @@ def test_the_job_keeps_its_least_size() -> None:
 
 
 def test_what_somebody_takes_from_a_host_counts_as_lent_first() -> None:
-    borrowed = borrowed_after(Desired({"a": 2}), {"a": 4, "b": 1}, LeaseTerms(borrows=True))
+    borrowed = borrowed_after(Desired({"a": 2}), {"a": 4, "b": 1}, ReclaimTerms(borrows=True))
     assert borrowed == {"a": 2, "b": 1}
     before = Desired({"a": 4, "b": 1}, borrowed=borrowed)
-    assert borrowed_after(before, {"a": 3, "b": 1}, NO_LEASE_TERMS) == {"a": 1, "b": 1}
-    assert borrowed_after(before, {"a": 1, "b": 1}, NO_LEASE_TERMS) == {"b": 1}
-    assert borrowed_after(before, {"a": 4, "b": 2}, NO_LEASE_TERMS) == {
+    assert borrowed_after(before, {"a": 3, "b": 1}, NO_TERMS) == {"a": 1, "b": 1}
+    assert borrowed_after(before, {"a": 1, "b": 1}, NO_TERMS) == {"b": 1}
+    assert borrowed_after(before, {"a": 4, "b": 2}, NO_TERMS) == {
         "a": 2,
         "b": 1,
     }  # not borrowed
-    assert borrowed_after(before, {"a": 4}, NO_LEASE_TERMS) == {"a": 2}
+    assert borrowed_after(before, {"a": 4}, NO_TERMS) == {"a": 2}
 
 
 def test_a_deadline_holds_until_somebody_wants_more_there() -> None:
     before = Desired({"a": 4})
-    due = reclaims_after(before, {"a": 2}, LeaseTerms(within_s=30.0), 100.0)
+    due = reclaims_after(before, {"a": 2}, ReclaimTerms(within_s=30.0), 100.0)
     assert due == (DUE,)
     asked = Desired({"a": 2}, reclaims=due)
-    assert reclaims_after(asked, {"a": 2, "b": 1}, NO_LEASE_TERMS, 0.0) == due
-    assert reclaims_after(asked, {"a": 1}, NO_LEASE_TERMS, 0.0) == due
-    assert reclaims_after(asked, {"a": 3}, NO_LEASE_TERMS, 0.0) == ()
+    assert reclaims_after(asked, {"a": 2, "b": 1}, NO_TERMS, 0.0) == due
+    assert reclaims_after(asked, {"a": 1}, NO_TERMS, 0.0) == due
+    assert reclaims_after(asked, {"a": 3}, NO_TERMS, 0.0) == ()
 
 
 def test_a_change_carries_both() -> None:
     start = Desired({"a": 2})
     more = set_desired(
-        start, Assigned({"a": 2}), {"a": 4}, RequestedBy.PERSON, "so", 9.0, LeaseTerms(borrows=True)
+        start,
+        Assigned({"a": 2}),
+        {"a": 4},
+        RequestedBy.PERSON,
+        "so",
+        9.0,
+        ReclaimTerms(borrows=True),
     ).desired
     assert (more.borrowed, more.reclaims) == ({"a": 2}, ())
     less = set_desired(
@@ -196,7 +202,7 @@ def test_a_change_carries_both() -> None:
         RequestedBy.PERSON,
         "so",
         100.0,
-        LeaseTerms(within_s=30.0),
+        ReclaimTerms(within_s=30.0),
     )
     assert (less.desired.borrowed, less.desired.reclaims) == ({}, (DUE,))
     assert less.moves
@@ -206,7 +212,7 @@ def test_a_profile_leaves_what_is_lent() -> None:
     start = Desired({"a": 4}, borrowed={"a": 2})
     small = set_desired(start, Assigned({"a": 4}), {"a": 1}, RequestedBy.PROFILE, "so").desired
     assert small.borrowed == {"a": 2}
-    assert borrowed_after(small, {"a": 1}, NO_LEASE_TERMS) == {"a": 1}  # there are no more
+    assert borrowed_after(small, {"a": 1}, NO_TERMS) == {"a": 1}  # there are no more
     back = set_desired(small, Assigned({"a": 1}), {"a": 4}, RequestedBy.PROFILE, "so").desired
     assert back.borrowed == {"a": 2}
 
@@ -229,7 +235,7 @@ def test_a_deadline_counts_from_the_first_look_whatever_the_clocks_say(ahead_s: 
     now = owing({"a": 2}, due, generation=ring(0, 1, 2, 3), members=members)
     tracker = ReclaimTracker()
     for now_s, late in ((100.0, False), (127.9, False), (128.0, True), (150.0, True)):
-        ages_s = tracker.look(now.desired, now_s)
+        ages_s = tracker.observe(now.desired, now_s)
         assert set(overdue(now, ages_s)) == ({2, 3} if late else set())
         assert overdue_on("a", ages_s) is late
         assert not overdue_on("b", ages_s)
@@ -237,16 +243,16 @@ def test_a_deadline_counts_from_the_first_look_whatever_the_clocks_say(ahead_s: 
 
 def test_a_request_that_is_met_and_made_again_counts_anew() -> None:
     tracker, asked = ReclaimTracker(), owing({"a": 2}, DUE).desired
-    assert tracker.look(asked, 10.0) == {DUE: 0.0}
-    assert tracker.look(asked, 15.0) == {DUE: 5.0}
-    assert tracker.look(without_reclaimed(asked, [DUE]), 16.0) == {}
-    assert tracker.look(asked, 17.0) == {DUE: 0.0}
+    assert tracker.observe(asked, 10.0) == {DUE: 0.0}
+    assert tracker.observe(asked, 15.0) == {DUE: 5.0}
+    assert tracker.observe(without_reclaimed(asked, [DUE]), 16.0) == {}
+    assert tracker.observe(asked, 17.0) == {DUE: 0.0}
 
 
 def test_a_leader_counts_a_deadline_also_while_it_cannot_read() -> None:
     tracker, now = AgeTracker(0.0), owing({"a": 2}, DUE)
-    tracker.look(now, 5.0)
-    assert tracker.look(now, 65.0).reclaims_s == {DUE: 60.0}
+    tracker.observe(now, 5.0)
+    assert tracker.observe(now, 65.0).reclaims_s == {DUE: 60.0}
 
 
 def owing(desired: dict[str, int], *reclaims: Reclaim, **changes: Any) -> Snapshot:
@@ -376,13 +382,13 @@ def test_a_leader_gives_nobody_up_who_may_be_the_last_with_the_state(how: str) -
 
 
 def test_an_agent_kills_who_leaves_too_late() -> None:
-    leaver, stays = (
+    departure, stays = (
         Process(slot, f"t-{slot}", 0.0, worker=slot, ready=True, seated=True) for slot in (1, 0)
     )
-    leaver = replace(leaver, departing=1.0)
+    departure = replace(departure, departing=1.0)
     members = (member(0), member(1, 1))
     now = owing({"a": 1}, DUE, generation=ring(0, before=(0, 1)), members=members)
-    own = AgentState("a", "t", (stays, leaver))
+    own = AgentState("a", "t", (stays, departure))
     assert decide_agent(now, own, 2.0).endings == ()
     late = replace(own, overdue=True)
     killed = EndProcess("t-1", True, "its slot was to be given back by now")

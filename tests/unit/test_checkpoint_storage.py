@@ -21,7 +21,7 @@ from edl.config import Config
 from edl.errors import CheckpointError, EdlError
 from edl.events import CheckpointFailedDetails
 from edl.http.server import DaemonServer
-from edl.job.membership import UNSAVED_EXIT, JobEnd
+from edl.job.run import UNSAVED_EXIT, JobEnd
 from edl.job.state_share import WHOLE_STATE
 from edl.records import JobState
 from edl.spec import JobSettings

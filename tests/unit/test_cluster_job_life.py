@@ -18,7 +18,7 @@ from edl.cluster.lifecycle import (
     run_token,
 )
 from edl.errors import IllegalTransition
-from edl.job.liveness import check_run_token
+from edl.job.run import check_run_token
 
 ALLOWED = {
     "queued": {"start": "starting", "halt": "halted", "delete": "ended", "give up": "ended"},

@@ -12,8 +12,8 @@ from made import make_job
 from edl.errors import CoordinationError
 from edl.events import Event, EvictedDetails, JobFailedDetails
 from edl.host.supervision import JobOutcome
-from edl.job.membership import JobEnd
 from edl.job.pending_writes import PendingWrites
+from edl.job.run import JobEnd
 from edl.records import JobState, Member
 from edl.worker.shared_state import SharedState
 from edl.zookeeper.reads import CHILDREN, Read, encode

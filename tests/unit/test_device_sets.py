@@ -12,17 +12,18 @@ from made import make_job, wanted
 from edl.errors import UsageError
 from edl.job.decision import Limits, set_desired
 from edl.job.liveness import Ages
-from edl.job.membership import replacement
 from edl.job.placement import (
     check_devices,
     device_sets,
     is_placed,
+    place_replacement,
     place_workers,
     placed_exactly,
+    request_workers,
     without_host,
     without_slot,
 )
-from edl.job.resize import departures_of, request_workers
+from edl.job.resize import workers_to_leave
 from edl.job.snapshot import Snapshot
 from edl.records import Assigned, Desired, Generation, Host, Member, RequestedBy, RingMember, Stage
 
@@ -130,7 +131,8 @@ def test_nobody_places_more_workers_on_a_host_than_the_job_has_devices_there() -
     assert without_slot(small, "a", {0}) == {"a": 1, "b": 1}
     assert without_slot(small, "b", {0}) == {"a": 2, "b": 0}
     ring = Generation(1, 1, (RingMember(0, "b", 0, "::2", 1),), 0, (0,), (), "so")
-    assert replacement(replace(full, generation=ring), 0, {"a"}) is None  # b has no free device
+    full = replace(full, generation=ring)
+    assert place_replacement(full, 0, {"a"}) is None  # b has no free device
 
 
 def test_a_limited_job_has_no_device_on_a_host_that_was_given_none() -> None:
@@ -170,7 +172,7 @@ def test_workers_leave_devices_that_the_job_may_not_use_any_more(
 ) -> None:
     generation, records = ring_of(*devices)
     here = replace(now({"b": np}, b=allowed), generation=generation)
-    _, departures = departures_of(here, generation.members, records, Ages(), Limits(*[1.0] * 7))
+    _, departures = workers_to_leave(here, generation.members, records, Ages(), Limits(*[1.0] * 7))
     assert sorted(one.id for one in departures) == leave
 
 

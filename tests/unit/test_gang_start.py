@@ -11,7 +11,7 @@ from made import make_job, wanted
 from edl.host.decide import AgentState, decide_agent
 from edl.host.process import Process
 from edl.host.supervision import JobOutcome, noted, without_zookeeper
-from edl.job.resize import has_too_few_places, why_too_few
+from edl.job.placement import has_too_few_places, why_too_few
 from edl.job.snapshot import Snapshot
 from edl.records import Generation, Host, Job, JobState, Member, RingMember, Stage
 

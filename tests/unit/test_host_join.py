@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from made import changed, make_job, wanted
 
-from edl.job.resize import is_last, request_workers, withdrawn
+from edl.job.placement import is_last, request_workers, withdrawn
 from edl.job.snapshot import Snapshot
 from edl.records import Generation, Host, Member, RingMember
 

@@ -86,10 +86,10 @@ def test_without_a_thread_a_fit_begins_with_the_next_look(monkeypatch: pytest.Mo
     fitting, seen = Fitting(clock=lambda: 0.0), {(2, 0): SizeMeasurement(100.0, 50, 32.0)}
     with monkeypatch.context() as now:
         now.setattr(threading.Thread, "start", refuse)
-        fitting.look(seen)
+        fitting.poll(seen)
     begun: list[threading.Thread] = []
     monkeypatch.setattr(threading.Thread, "start", lambda self: begun.append(self))
-    fitting.look(seen)
+    fitting.poll(seen)
     assert [thread.name for thread in begun] == ["edl-fit"]
 
 

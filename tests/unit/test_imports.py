@@ -154,7 +154,7 @@ OF_THEIR_OWN |= dict.fromkeys(
 OF_THEIR_OWN |= dict.fromkeys(("learning", "retention", "job/snapshot"), "core")
 # What carries out the decisions of `job` and `host`.
 OF_THEIR_OWN |= dict.fromkeys(("job/leader", "job/policy_loop"), "leader")
-OF_THEIR_OWN |= dict.fromkeys(("job/daemon", "job/candidate", "job/pending_writes"), "daemon")
+OF_THEIR_OWN |= dict.fromkeys(("job/daemon", "job/pending_writes"), "daemon")
 OF_THEIR_OWN |= {
     module.removesuffix(".py"): "launch"
     for module in MODULES

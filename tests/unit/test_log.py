@@ -22,15 +22,15 @@ from edl.learning import LearningMeter
 class Worker:
     """The worker of this process beside one with a loss of 3; ``dies`` at the next exchange."""
 
-    step, rank, warming_up = 7, 0, False
-    steps = SimpleNamespace(batch_weight=1)
+    step, rank, warming_up, id = 7, 0, False, 4
+    steps = SimpleNamespace(batch_weight=1, progress=SimpleNamespace(members=(4, 5)))
 
     def __init__(self, record: LoggedSteps) -> None:
         self.learning = LearningMeter()
         self.checkpointing = SimpleNamespace(logged=record.read, put_logged=record.put)
         self.told = -1  # the step that the other one says was written
         self.other: list[float] = []  # its step and the code of its names; empty: as of this one
-        self.dies = False
+        self.dies = self.is_apart = False
         self.exchanges = 0
 
     def exchange(self, mine: list[float]) -> list[list[float]]:
@@ -40,13 +40,16 @@ class Worker:
                 self.rank = 0
                 return [mine]
             return [mine, [self.told]]
-        return [mine, [1, self.told, *(self.other or mine[2:4]), 3.0]]
+        if self.is_apart:
+            return [mine]
+        return [mine, [1, 5, self.told, *(self.other or mine[3:5]), 3.0]]
 
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Worker:
     """Return the worker of this process, of rank 0."""
     one = Worker(LoggedSteps(tmp_path))
+    monkeypatch.setattr(one.steps.progress, "members", (4, 5))
     monkeypatch.setattr(log_module, "current_worker", lambda: one)
     return one
 
@@ -71,6 +74,12 @@ def test_the_next_rank_0_writes_what_the_dead_one_has_not(worker: Any) -> None:
     worker.rank, worker.dies = 1, True
     log({"loss": 1.0}, lambda at, _: written.append(at), weight=1)
     assert written == [7]
+
+
+def test_a_newcomer_that_logs_at_steps_of_its_own_writes_nothing(worker: Any) -> None:
+    worker.rank, worker.is_apart, worker.steps.progress.members = 1, True, (5, 4)
+    assert log({"loss": 1.0}, lambda *_: pytest.fail("it was written"), weight=1) == {"loss": 1.0}
+    assert worker.exchanges == 1
 
 
 def test_what_the_dead_one_has_told_is_not_written_again(worker: Any) -> None:

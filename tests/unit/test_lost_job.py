@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.job.membership import TURN_S, TURNS, begins_s, is_newest, may_write
+from edl.job.run import TURN_S, TURNS, is_newest, may_restore, restore_delay_s
 from edl.records import Generation, RingMember
 
 
@@ -16,17 +16,19 @@ def ring(*ids: int, previous: tuple[int, ...] = (), number: int = 3) -> Generati
 
 def test_ranks_begin_one_after_the_other_and_never_late() -> None:
     now = ring(5, 0, 3)
-    assert [begins_s(worker, now) for worker in (5, 0, 3)] == pytest.approx([0.0, TURN_S, 0.2])
-    assert begins_s(9, now) == TURN_S * TURNS  # it leaves the ring
-    assert begins_s(150, ring(*range(200))) == TURN_S * TURNS
-    assert begins_s(150, None) == 0.0
+    assert [restore_delay_s(worker, now) for worker in (5, 0, 3)] == pytest.approx(
+        [0.0, TURN_S, 0.2]
+    )
+    assert restore_delay_s(9, now) == TURN_S * TURNS  # it leaves the ring
+    assert restore_delay_s(150, ring(*range(200))) == TURN_S * TURNS
+    assert restore_delay_s(150, None) == 0.0
 
 
 def test_who_is_or_was_in_the_ring_may_write() -> None:
     now = ring(1, 2, previous=(1, 4))
-    assert [worker for worker in range(6) if may_write(worker, now, {2})] == [1, 4]
-    assert may_write(7, None, set())  # nobody has trained yet
-    assert not may_write(7, None, {7})
+    assert [worker for worker in range(6) if may_restore(worker, now, {2})] == [1, 4]
+    assert may_restore(7, None, set())  # nobody has trained yet
+    assert not may_restore(7, None, {7})
 
 
 def test_who_knows_of_a_newer_generation_goes_first() -> None:

@@ -9,8 +9,16 @@ import pytest
 from made import changed, make_job, wanted
 
 from edl.errors import UsageError
-from edl.job.membership import replacement, taken_back
-from edl.job.placement import move, place_workers, return_absent, whole, without_host, without_slot
+from edl.job.placement import (
+    move,
+    place_replacement,
+    place_workers,
+    return_absent,
+    undo_replacement,
+    whole,
+    without_host,
+    without_slot,
+)
 from edl.job.snapshot import Snapshot
 from edl.records import Generation, Host, Request, RequestKind, RingMember
 
@@ -230,21 +238,21 @@ def ring_on(*hosts: str, by_slot: bool = False, agents: tuple[Host, ...] = (A, B
 def test_where_a_replacement_comes_to(
     now: Snapshot, avoided: tuple[str, ...], expected: tuple[str, Mapping[str, int]] | None
 ) -> None:
-    assert replacement(now, 0, avoided) == expected
-    assert replacement(now, 9, avoided) is None
+    assert place_replacement(now, 0, avoided) == expected
+    assert place_replacement(now, 9, avoided) is None
 
 
 def test_a_worker_of_a_host_that_some_leave_anyway_is_not_replaced() -> None:
     """Somebody has moved w0 from a, for example because a is given away and so is slow."""
     moving = ring_on("a", "b", agents=(A, B, C))
-    assert replacement(replace(moving, **wanted({"a": 0, "b": 1, "c": 1})), 0, ()) is None
-    assert replacement(replace(moving, **wanted({"b": 1, "c": 1})), 0, ()) is None
-    assert replacement(replace(moving, **wanted({"b": 1, "c": 1})), 1, ()) is not None
+    assert place_replacement(replace(moving, **wanted({"a": 0, "b": 1, "c": 1})), 0, ()) is None
+    assert place_replacement(replace(moving, **wanted({"b": 1, "c": 1})), 0, ()) is None
+    assert place_replacement(replace(moving, **wanted({"b": 1, "c": 1})), 1, ()) is not None
 
 
 def test_a_replacement_that_did_not_come_is_wanted_where_its_worker_is() -> None:
     now = replace(ring_on("a", "a"), **wanted({"a": 1, "b": 1}))
-    assert taken_back(now, Request(RequestKind.REPLACE, 1, host="b")) == {"a": 2, "b": 0}
-    assert taken_back(now, Request(RequestKind.REPLACE, 1, host="a")) == {"a": 1, "b": 1}
-    assert taken_back(now, Request(RequestKind.REPLACE, 1, host="c")) == {"a": 1, "b": 1}
-    assert taken_back(now, Request(RequestKind.REPLACE, 7, host="b")) == {"a": 1, "b": 1}
+    assert undo_replacement(now, Request(RequestKind.REPLACE, 1, host="b")) == {"a": 2, "b": 0}
+    assert undo_replacement(now, Request(RequestKind.REPLACE, 1, host="a")) == {"a": 1, "b": 1}
+    assert undo_replacement(now, Request(RequestKind.REPLACE, 1, host="c")) == {"a": 1, "b": 1}
+    assert undo_replacement(now, Request(RequestKind.REPLACE, 7, host="b")) == {"a": 1, "b": 1}

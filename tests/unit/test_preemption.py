@@ -18,12 +18,12 @@ from edl.host.decide import decide_agent
 from edl.host.job_end import result
 from edl.host.process import AgentEnd, agent_exit_code, end_of_job, run_exit_code
 from edl.host.supervision import noted
-from edl.job.membership import (
+from edl.job.run import (
     HALTED_EXIT,
     UNSAVED_EXIT,
     bound_of_signal,
     halted,
-    look_limit_s,
+    lookup_limit_s,
     save_limit_s,
     why_tight,
 )
@@ -65,7 +65,7 @@ def test_a_job_of_which_nobody_knows_what_is_saved_names_the_directory() -> None
 @pytest.mark.parametrize(("within_s", "limit_s"), [(30.0, 27.0), (120.0, 117.0), (4.0, 3.0)])
 def test_the_processes_have_time_to_end_after_the_save(within_s: float, limit_s: float) -> None:
     assert save_limit_s(within_s) == limit_s
-    assert limit_s < limit_s + look_limit_s(within_s) < within_s
+    assert limit_s < limit_s + lookup_limit_s(within_s) < within_s
 
 
 def test_a_bound_that_is_probably_too_short_is_said_before() -> None:

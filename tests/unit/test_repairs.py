@@ -8,7 +8,7 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from edl.errors import JobFailed, RendezvousFailed, RingBroken, RingError
-from edl.job.membership import MOST_REPAIRS
+from edl.job.ring_failure import MAX_REPAIRS
 from edl.records import Generation, RingMember
 from edl.spec import JobSettings
 from edl.worker.switching import Repairs
@@ -51,7 +51,7 @@ class Worker:
 
 def test_rings_that_break_after_they_were_built_end_the_job() -> None:
     worker = Worker()
-    worker.repair(BROKEN, MOST_REPAIRS)
+    worker.repair(BROKEN, MAX_REPAIRS)
     with pytest.raises(JobFailed, match=r"repaired 10 times after step 5 .* it fails; look"):
         worker.repair(BROKEN)
 
@@ -59,11 +59,11 @@ def test_rings_that_break_after_they_were_built_end_the_job() -> None:
 @pytest.mark.parametrize("what", ["step", "exchanges", "leaves"])
 def test_progress_and_deaths_begin_the_count_anew(what: str) -> None:
     worker = Worker()
-    worker.repair(BROKEN, MOST_REPAIRS)
+    worker.repair(BROKEN, MAX_REPAIRS)
     setattr(worker.progress, what, 7)
-    worker.repair(BROKEN, MOST_REPAIRS)
+    worker.repair(BROKEN, MAX_REPAIRS)
     worker.members = (0, 1)
-    worker.repair(BROKEN, MOST_REPAIRS)
+    worker.repair(BROKEN, MAX_REPAIRS)
     with pytest.raises(JobFailed):
         worker.repair(BROKEN)
 

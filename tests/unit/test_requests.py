@@ -32,11 +32,11 @@ from edl.errors import (
     UsageError,
 )
 from edl.events import CheckpointDetails, Event
-from edl.job.borrowing import NO_LEASE_TERMS, LeaseTerms
+from edl.job.borrowing import NO_TERMS, ReclaimTerms
 from edl.job.decision import DesiredChange, set_desired
-from edl.job.membership import HALTED_EXIT, UNSAVED_EXIT
 from edl.job.placement import NO_DEVICES, DeviceSets, Placement
 from edl.job.profile import Curve, ProfileHold
+from edl.job.run import HALTED_EXIT, UNSAVED_EXIT
 from edl.job.snapshot import Snapshot
 from edl.records import (
     Assigned,
@@ -139,7 +139,7 @@ class Store(JobStore):
         change: Callable[[dict[str, int]], Placement],
         by: RequestedBy,
         why: str,
-        terms: LeaseTerms = NO_LEASE_TERMS,
+        terms: ReclaimTerms = NO_TERMS,
         devices: DeviceSets = NO_DEVICES,
     ) -> DesiredChange:
         self._call()

@@ -6,7 +6,7 @@ import pytest
 from made import make_job
 
 from edl.errors import UsageError
-from edl.job.liveness import check_run_token, why_run_is_over
+from edl.job.run import check_run_token, why_run_is_over
 from edl.records import JobState
 
 RUN, LATER = "0123456789abcdef", "f" * 32

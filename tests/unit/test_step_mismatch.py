@@ -31,7 +31,15 @@ def rows(*fields: dict[str, Any]) -> StepRecords:
         ([{}, {}, MEAN | NEW], Mismatch((2,), back=True)),
         ([MEAN, MEAN, NEW], Mismatch((2,), back=True)),
         ([MEAN, MEAN, GATHER | NEW], Mismatch((2,), back=True)),
-        ([{}, {}, MEAN | AT_EPOCH], Mismatch((2,))),  # a second time it ends
+        # A second time it stays, and exchanges apart.
+        ([{}, {}, MEAN | AT_EPOCH], Mismatch(apart=True)),
+        ([MEAN, MEAN, AT_EPOCH], Mismatch(apart=True)),
+        ([MEAN, MEAN, AT_EPOCH | {"epoch": 3}], Mismatch(apart=True)),  # at the next one's start
+        ([MEAN, MEAN, AT_EPOCH | OVER], Mismatch(apart=True)),
+        ([OVER, OVER, MEAN | AT_EPOCH], Mismatch(apart=True)),
+        ([MEAN, MEAN, AT_EPOCH | {"epoch": 4}], Mismatch((2,))),
+        ([MEAN, MEAN, GATHER | AT_EPOCH], Mismatch((2,))),
+        ([MEAN, AT_EPOCH, NEW], Mismatch((2,), back=True)),  # one of them may join again
         ([{}, MEAN], Mismatch()),  # the script is wrong
         ([{}, MEAN, NEW], Mismatch()),
         ([NEW, MEAN | {"joined": 12, "inside": 1}], Mismatch((0,), back=True)),  # the later one

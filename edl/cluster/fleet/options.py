@@ -68,7 +68,7 @@ class LeaseOwner:
     """The cluster that borrows hosts."""
 
     cluster: str
-    secret: str
+    secret: str = field(repr=False)  # a log may show the owner
     secret_file: Path
     zookeeper: str  # its ZooKeeper servers
     directory: Path  # the directory of this user's files about the cluster

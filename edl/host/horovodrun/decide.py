@@ -34,8 +34,8 @@ from enum import Enum
 
 from edl.host.job_end import (
     TOLD,
-    as_the_job_cannot_go_on,
-    as_the_job_ends,
+    decide_job_end,
+    decide_job_failure,
     ring_is_away,
     told_to_end,
 )
@@ -57,8 +57,8 @@ from edl.host.supervision import (
     SupervisorState,
     dead_ring,
 )
+from edl.job.membership import ALL_ASKED
 from edl.job.placement import Placement
-from edl.job.resize import ALL_ASKED
 from edl.job.snapshot import Snapshot
 from edl.records import Assigned, Desired, Job, JobState
 from edl.spec import Sizes
@@ -121,97 +121,96 @@ class SlotState(SupervisorState):
         return self.ending_since is not None and not by_bar
 
 
-def decide_slot(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
+def decide_slot(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecision:
     """Return what an `edl-worker` does next for its slot, with the reason."""
-    decision = as_the_job_ends(snapshot, own, now)
-    if decision is None and (own.removed or own.unread or own.ending_since is not None):
-        decision = _leave(snapshot, own, now)
-    decision = decision or as_the_job_cannot_go_on(snapshot, own, now)
-    return with_terminating(decision or _keep(snapshot, own, now), snapshot, own, now)
+    decision = decide_job_end(snapshot, state, now)
+    if decision is None and (state.removed or state.unread or state.ending_since is not None):
+        decision = _leave(snapshot, state, now)
+    decision = decision or decide_job_failure(snapshot, state, now)
+    return with_terminating(decision or _keep(snapshot, state, now), snapshot, state, now)
 
 
-def _leave(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
+def _leave(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecision:
     """Return what an `edl-worker` does whose slot was taken back or that was asked to end."""
-    if own.unread and not own.removed:
-        return _leave_unseen(snapshot, own, now)
-    reason = f"the driver has taken back slot {own.slot}" if own.removed else "edl-worker is to end"
-    if own.living:
-        known = all(p.seated and p.worker not in snapshot.evicted for p in own.living)
-        if own.removed and not known:
+    if state.unread and not state.removed:
+        return _leave_unseen(snapshot, state, now)
+    taken_back = f"the driver has taken back slot {state.slot}"
+    reason = taken_back if state.removed else "edl-worker is to end"
+    if state.living:
+        known = all(p.seated and p.worker not in snapshot.evicted for p in state.living)
+        if state.removed and not known:
             # No leader takes out a worker that is evicted or was never in a ring.
-            return SupervisorDecision(
-                reason, endings=end_processes(own.living, own.limits, now, reason)
-            )
-        if own.ending_since is None:  # the leader takes it out: its slot is not assigned
+            endings = end_processes(state.living, state.limits, now, reason)
+            return SupervisorDecision(reason, endings=endings)
+        if state.ending_since is None:  # the leader takes it out: its slot is not assigned
             return SupervisorDecision(reason)
-        barred = own.removed and own.disabled
-        patience_s = own.limits.barred_s if barred else own.limits.release_s
-        return SupervisorDecision(
-            reason, endings=end_processes(own.living, own.limits, now, reason, patience_s)
-        )
-    if own.removed:
+        barred = state.removed and state.disabled
+        patience_s = state.limits.barred_s if barred else state.limits.release_s
+        endings = end_processes(state.living, state.limits, now, reason, patience_s)
+        return SupervisorDecision(reason, endings=endings)
+    if state.removed:
         return SupervisorDecision(reason, exit_code=0)
-    ending_s = now - own.ending_since if own.ending_since is not None else 0.0
-    if _all_were_asked_to_end(snapshot, own, ending_s, now):
+    ending_s = now - state.ending_since if state.ending_since is not None else 0.0
+    if _all_asked_to_end(snapshot, state, ending_s, now):
         return SupervisorDecision(reason, outcome=JobOutcome(JobState.STOPPED, ALL_ASKED))
-    if ending_s >= own.limits.release_s:
+    if ending_s >= state.limits.release_s:
         return SupervisorDecision(
-            f"{reason}, and the driver did not take back slot {own.slot}", exit_code=1
+            f"{reason}, and the driver did not take back slot {state.slot}", exit_code=1
         )
-    return SupervisorDecision(f"{reason}; waiting for the driver to take back slot {own.slot}")
+    return SupervisorDecision(f"{reason}; waiting for the driver to take back slot {state.slot}")
 
 
-def _all_were_asked_to_end(snapshot: Snapshot, own: SlotState, ending_s: float, now: float) -> bool:
+def _all_asked_to_end(snapshot: Snapshot, state: SlotState, ending_s: float, now: float) -> bool:
     """Return whether horovodrun ends while no ring trains, so that no leader can let a ring end."""
     ending = {(one.host, one.slot) for one in snapshot.slots if one.ending}
     # One that an assigned slot lacks may still register.
-    awaited = assigned_slots(snapshot) if ending_s < own.limits.registered_s else frozenset()
+    awaited = assigned_slots(snapshot) if ending_s < state.limits.registered_s else frozenset()
     if not ending or kept(snapshot) | awaited != ending or snapshot.members:
         return False
     if snapshot.generation is None:
         return True  # workers that are not registered are ended when the job is over
-    return bool(dead_ring(snapshot, own)) and not ring_is_away(snapshot, own, now)
+    return bool(dead_ring(snapshot, state)) and not ring_is_away(snapshot, state, now)
 
 
-def _leave_unseen(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
+def _leave_unseen(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecision:
     """Return what an `edl-worker` does whose ssh, and so itself for the driver, has ended."""
-    reason, limits = "its ssh has ended, and so has this process for the driver", own.limits
-    if own.living:
-        endings = end_processes(own.living, limits, now, reason, limits.release_s)
+    reason, limits = "its ssh has ended, and so has this process for the driver", state.limits
+    if state.living:
+        endings = end_processes(state.living, limits, now, reason, limits.release_s)
         return SupervisorDecision(reason, endings=endings)
-    ended = (own.newest.exited if own.newest is not None else None) or 0.0
+    ended = (state.newest.exited if state.newest is not None else None) or 0.0
     if len(snapshot.slots) > 1 and now - ended >= limits.unseen_s:
         return SupervisorDecision(reason, exit_code=1)
     if now - ended >= limits.release_s:
-        reason = f"the ssh of slot {own.slot} has ended, and no other edl-worker is left"
+        reason = f"the ssh of slot {state.slot} has ended, and no other edl-worker is left"
         return SupervisorDecision(reason, outcome=JobOutcome(JobState.FAILED, reason, 1))
     return SupervisorDecision(f"{reason}; waiting for the end of horovodrun")
 
 
-def _keep(snapshot: Snapshot, own: SlotState, now: float) -> SupervisorDecision:
+def _keep(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecision:
     """Return the decision that keeps one worker running in the slot."""
-    to_end, last = why_to_end(snapshot, own, now), own.newest
-    if own.living:
-        endings = end_each(to_end, own.limits, now)
-        reason = "; ".join(to_end.values()) or f"{own.living[0].name} runs"
-        return SupervisorDecision(reason, endings=endings, warnings=without_init(own, now))
+    to_end, last = why_to_end(snapshot, state, now), state.newest
+    if state.living:
+        endings = end_each(to_end, state.limits, now)
+        reason = "; ".join(to_end.values()) or f"{state.living[0].name} runs"
+        return SupervisorDecision(reason, endings=endings, warnings=without_init(state, now))
     if last is not None and last.used_up:
-        return SupervisorDecision(f"slot {own.slot} was disabled")
-    if told_to_end(snapshot, own):
+        return SupervisorDecision(f"slot {state.slot} was disabled")
+    if told_to_end(snapshot, state):
         return SupervisorDecision(TOLD)
-    if ring_is_away(snapshot, own, now):
+    if ring_is_away(snapshot, state, now):
         return SupervisorDecision("nobody of the ring is in ZooKeeper")
     if last is not None and last.uses_up(snapshot.job.spec.settings.max_restarts):
         unused = {(one.host, one.slot) for one in snapshot.slots if one.disabled}
         enough = snapshot.job.sizes.enough(len(assigned_slots(snapshot) - unused) - 1)
         # The driver keeps the slot assigned; no worker is started there any more.
         left = snapshot.assigned.hosts if enough else None
-        return disable_slot(last, snapshot, own, left, "EDL_MAX_RESTARTS")
-    if last is not None and fills_its_place(last, own.limits, now):
+        return disable_slot(last, snapshot, state, left, "EDL_MAX_RESTARTS")
+    if last is not None and fills_its_place(last, state.limits, now):
         return SupervisorDecision(
             f"{last.name} {how(last.exit_code or 0)}; a pause before the next start"
         )
-    found = starts([(own.slot, last)], own, "the driver wants a worker", now)
+    found = starts([(state.slot, last)], state, "the driver wants a worker", now)
     return SupervisorDecision(found[0].reason if found else "a pause before the next start", found)
 
 
