@@ -74,9 +74,9 @@ def decide(
     if current is None or snapshot.job.state.over:
         return decision
     # A dead member is evicted at once: then each daemon cuts the ring that it is in, and no worker
-    # waits for it. A departure without a node has left as agreed, and the ring that it was in is about
-    # to be closed. Its port refuses then, which is no reason to cut that ring. But before the
-    # switch, a departure that is silent is frozen or cut off, and is waited for.
+    # waits for it. A leaving worker without a node has left as agreed, and the ring that it was in
+    # is about to be closed. Its port refuses then, which is no reason to cut that ring. But before
+    # the switch, a leaving worker that is silent is frozen or cut off, and is waited for.
     departed = {*current.left} - members
     if not snapshot.switched:
         departed -= silent
@@ -84,7 +84,7 @@ def decide(
     lost = sorted((known - departed - snapshot.evicted.keys()).intersection(dead))
     if lost:
         evict = {**decision.evict, **{worker: dead[worker] for worker in lost}}
-        # A departure removes its record before it closes its port, perhaps after `snapshot` was read.
+        # Who leaves removes its record before it closes its port, maybe after `snapshot` was read.
         registered = frozenset(members.intersection(lost, current.left))
         decision = replace(decision, evict=evict, registered=registered)
     # Borrowed slots whose workers have left are given back when there is nothing else to decide.

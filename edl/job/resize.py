@@ -299,7 +299,7 @@ def is_stuck(member: Member, ages: Ages, limits: Limits) -> bool:
 def _lacking(
     active: Sequence[RingMember], departures: Sequence[Departure], assigned: Placement
 ) -> Counter[str]:
-    """Return how many workers each host lacks when `departures` have left; below 0: has too many."""
+    """Return how many workers each host lacks after `departures`; below 0: has too many."""
     leaving = {departure.id for departure in departures}
     lacking = Counter(dict(assigned))
     lacking.subtract(member.host for member in active if member.id not in leaving)
