@@ -349,7 +349,7 @@ def mean(value: Any, weight: float | None = None) -> float | dict[str, float]:
     names = sorted(value) if named else [""]
     numbers = [number_of(value[name] if named else value, "edl.mean") for name in names]
     worker = current_worker()
-    means = weighted_means(worker.exchange([samples, *numbers]))
+    means = weighted_means(worker.exchange([samples, *numbers], apart=True))
     if not named:
         return means[0]
     found = dict(zip(names, means, strict=True))
@@ -433,7 +433,7 @@ def log(
     name = ",".join(names)
     numbers = [number_of(values[one], "edl.log") for one in names]
     mine = [worker.id, _known(worker, name), at, _code(name)]
-    rows = worker.exchange([samples, *mine, *numbers])
+    rows = worker.exchange([samples, *mine, *numbers], apart=True)
     _check_alike([int(row[3]) for row in rows], [int(row[4]) for row in rows])
     means = weighted_means([[row[0], *row[5:]] for row in rows])
     point = dict(zip(names, means, strict=True))
@@ -448,7 +448,7 @@ def log(
                 write(at, dict(point))
                 known = at
                 worker.checkpointing.put_logged(name, at)
-            known = max(int(row[0]) for row in worker.exchange([known]))
+            known = max(int(row[0]) for row in worker.exchange([known], apart=True))
         _written[worker][name] = known
     return point
 

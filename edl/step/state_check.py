@@ -543,6 +543,7 @@ def why_data_differ(
 # one, too, so it stays, and the exchange is among those that call it.
 
 
+APART = 2**62  # in the field `exchange`: some workers may make this call without the others
 CALL_BITS = 2**33 - 1  # of the field `exchange`: what is called; above are sizes that must be equal
 
 CURE = (
@@ -574,9 +575,12 @@ def find_mismatch(records: StepRecords) -> Mismatch | None:
     if len(of_first) > 1:
         return Mismatch()
     out = [at for at, point in enumerate(points) if point not in of_first]
-    called = {(epoch, call) for _, epoch, call in points if call}
-    at_batch = {epoch for over, epoch, call in points if not (over or call)}
-    # At an epoch's end who calls nothing is at the first batch of the next one, or has ended.
+    apart = (records.column("exchange") & APART > 0).tolist()
+    called = {(epoch, call) for (_, epoch, call), calls in zip(points, apart, strict=True) if calls}
+    at_batch = {
+        epoch for (over, epoch, _), calls in zip(points, apart, strict=True) if not (over or calls)
+    }
+    # At an epoch's end the others are at the first batch of the next one, or have ended.
     near = len(called) == 1 and all(0 <= epoch - min(called)[0] <= 1 for epoch in at_batch)
     if out and near and len(at_batch) < 2:
         out = [at for at in out if records.values("inside")[at]]
@@ -602,7 +606,7 @@ def why_apart(records: StepRecords) -> str:
     callers: list[int] = []
     others: list[int] = []
     for worker, call in zip(records.values("worker"), records.values("exchange"), strict=True):
-        (callers if call else others).append(worker)
+        (callers if call & APART else others).append(worker)
     return (
         f"after step {records[0].step} of the job {names(callers)} exchanged numbers, as by "
         f"edl.mean(), and {names(others)} did not: {CURE}. Such an exchange is among its callers"

@@ -141,10 +141,6 @@ Exchange = Callable[[bytes], list[bytes]]
 
 ALL_CALL = "all workers must make the same calls of hvd in the same order"
 
-NO_ROOT = (
-    "hvd.broadcast_parameters: rank {root} does not call it after this step; all processes must "
-    "call it after the same steps"
-)
 OTHER_FORM = (
     "hvd.broadcast_parameters: this worker has other tensors than rank {root} ({names}), by name "
     "or shape; all workers must give it the same model"
@@ -205,8 +201,6 @@ def broadcast_tensors(
         own = _copies(tensors) if is_root else None
         found = exchange_objects("hvd.broadcast_parameters", own, ALL_CALL, exchange)
         sent = found[place_of_root(root_rank, len(found))]
-        if sent is None and len(found) < process.num_processes():
-            raise UsageError(NO_ROOT.format(root=root_rank))
     shapes, theirs = ({name: each.shape for name, each in one.items()} for one in (tensors, sent))
     if odd := sorted({name for name, _ in shapes.items() ^ theirs.items()}):
         raise UsageError(OTHER_FORM.format(root=root_rank, names=", ".join(odd)))

@@ -90,6 +90,7 @@ from edl.step.record import (
     us,
     wanting_to_stop,
 )
+from edl.step.state_check import APART
 from edl.step.weighting import Weights
 from edl.text import workers
 from edl.worker.activity import call_site
@@ -132,22 +133,20 @@ def exchange(
     progress: LoaderProgress,
     repair: Callable[[RingBroken, float], None],
     now_s: Callable[[], float],
-    meet: Callable[[], None] = lambda: None,  # waits until all are here; others may exchange before
 ) -> list[bytes]:
     """Send `payload` to all workers; return all payloads in rank order, the same everywhere."""
     failpoints.reached("exchange")
-    done, before = False, -1
+    done = False
     while not done:
-        began, before = now_s(), -1
+        began, before = now_s(), progress.exchanges
         try:
-            meet()
-            before = progress.exchanges
             progress.exchanged(send(payload))
             done = True
         except RingBroken as error:
+            # If a survivor has the answer, this counts the exchange, too; else all send again. But
+            # the answer may be that of an exchange that others have made apart.
             repair(error, began)
-            # If a survivor has the answer, this counts the exchange, too; else all send again.
-            done = 0 <= before < progress.exchanges
+            done = progress.exchanges > before and progress.has_called
     failpoints.reached("exchanged")
     return progress.answer
 
@@ -603,7 +602,7 @@ class WorkerSteps(ABC):
         """The number of samples that count in the batch handed out last, whether trained or not."""
 
     @abstractmethod
-    def exchange(self, payload: bytes, alike: bool = False) -> list[bytes]:
+    def exchange(self, payload: bytes, alike: bool = False, apart: bool = False) -> list[bytes]:
         """Send `payload` to all workers between two steps; return all payloads in rank order."""
 
     @abstractmethod
@@ -882,7 +881,7 @@ class ScriptSteps(WorkerSteps):
         self._progress.saved()
         self._progress.ended = True
 
-    def exchange(self, payload: bytes, alike: bool = False) -> list[bytes]:
+    def exchange(self, payload: bytes, alike: bool = False, apart: bool = False) -> list[bytes]:
         """Send `payload` to all workers, wait for theirs, and return all in rank order."""
         if self.warming_up:
             return [payload]
@@ -1160,7 +1159,7 @@ class LoaderSteps(WorkerSteps):
 
     # --- between two steps, and at the end
 
-    def exchange(self, payload: bytes, alike: bool = False) -> list[bytes]:
+    def exchange(self, payload: bytes, alike: bool = False, apart: bool = False) -> list[bytes]:
         """Send `payload` to all workers between two steps; return all payloads in rank order."""
         self.before_exchange()
         if self.warming_up and not self.open:
@@ -1170,23 +1169,25 @@ class LoaderSteps(WorkerSteps):
             # A worker that missed the last update gets what is kept now, not at the next batch.
             self.replica.end_batch(self._progress.step, self.epoch)
         now_s = self._shared.clock.now_s
-        send = partial(self._exchange, len(payload) if alike else 0)
+        send = partial(self._exchange, len(payload) if alike else 0, APART if apart else 0)
         return exchange(payload, send, self._progress, self._repair, now_s)
 
-    def _exchange(self, size: int, payload: bytes) -> list[bytes]:
+    def _exchange(self, size: int, apart: int, payload: bytes) -> list[bytes]:
         """Send `payload` in the place of a step record, so all see who does something else."""
         call, _, site = call_site()
         row = replace(
             self._row(),
-            exchange=(size << 33) + zlib.crc32(call.encode()) + 1,
+            exchange=apart + (size << 33) + zlib.crc32(call.encode()) + 1,
             site=site if site in self._sites else -site,
             payload_bytes=len(payload),
         )
         records = self.ring.exchange_rows(row, payload)
-        together = self._switching.check_point(records)
+        while not (together := self._switching.check_point(records)) and not apart:
+            self._switching.sit_out(records)
+            records = self.ring.exchange_rows(row, payload)
         if together and len(records) > 1 and not records.differ_in("site"):
             self._sites.add(site)
-        return self._switching.messages(records, payload)
+        return self._switching.messages(records, payload, together)
 
     def exchange_in_step(
         self, payload: bytes, repair: Callable[[RingBroken, float], None]
@@ -1195,7 +1196,7 @@ class LoaderSteps(WorkerSteps):
         progress = self._progress
         first = progress.exchanges == self._exchanges_before
 
-        def meet() -> None:
+        def send(message: bytes) -> list[bytes]:
             # Only a table of rows shows that others are elsewhere, such as between two steps.
             if not self.engine.late:
                 self.records()
@@ -1204,10 +1205,11 @@ class LoaderSteps(WorkerSteps):
                 while not self._switching.check_point(rows):
                     self._switching.sit_out(rows)
                     rows = self.ring.exchange_rows(self._row(), b"")
+            progress.callers = ()
+            return self.ring.exchange(message)
 
         # `repair` must handle gradients of the step that are being exchanged, too.
-        now_s = self._shared.clock.now_s
-        return exchange(payload, self.ring.exchange, progress, repair, now_s, meet)
+        return exchange(payload, send, progress, repair, self._shared.clock.now_s)
 
     def _row(self) -> StepRecord:
         """A row that says where this worker is, sent in the place of its step record."""

@@ -174,6 +174,7 @@ class TrainingProgress(ABC):
         # `exchanges`: the exchanges of messages that the job has completed. `leaves`: how often all
         # workers have left a loop over an epoch with a batch in hand.
         self.exchanges = self.leaves = 0
+        self.callers: tuple[int, ...] = ()  # who has made the last exchange; empty: all
         # of the last exchange, in rank order; empty once it is certain that all have received it
         self.answer: list[bytes] = []
         # the step after which the newest workers joined the training job; the same on all workers
@@ -328,6 +329,11 @@ class LoaderProgress(TrainingProgress):
             self._sampler.take_place(self.members)
         self._ledger = self._start(0)
         self._sampler.enter(0)
+
+    @property
+    def has_called(self) -> bool:
+        """Whether the last exchange was this worker's, too, and not made apart from it."""
+        return not self.callers or self._worker in self.callers
 
     @property
     def attached(self) -> bool:
@@ -563,6 +569,7 @@ class LoaderProgress(TrainingProgress):
             "late": self.engine.late,
             "leaves": self.leaves,
             "answer": [len(payload) for payload in self.answer],  # the payloads are sent separately
+            "callers": self.callers,
             "fits": as_json(self.later_fits or self.fits),
         }
 
@@ -626,6 +633,7 @@ class LoaderProgress(TrainingProgress):
         # The state source may have left the epoch already, or this worker.
         self.untrained = max(self.untrained, int(header["untrained"]))
         self.exchanges, self.leaves = int(header["exchanges"]), int(header["leaves"])
+        self.callers = tuple(header["callers"])
 
     def _in_own_epoch(self, received: Ledger) -> Ledger:
         """Return the ledger for this worker's epoch, given the state source's (`received`)."""

@@ -20,6 +20,7 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import compress
 from typing import NoReturn
 
 from edl import failpoints
@@ -49,7 +50,7 @@ from edl.step.record import (
     repair_times,
     us,
 )
-from edl.step.state_check import why_apart
+from edl.step.state_check import APART, why_apart
 from edl.text import workers
 from edl.worker.activity import ends, waits
 from edl.worker.checkpointing import Checkpointing
@@ -463,17 +464,18 @@ class Switching:
                 logger.warning("%s", why_apart(records))
         return together
 
-    def messages(self, records: StepRecords, payload: bytes) -> list[bytes]:
-        """Return the messages of those that exchange some, in rank order; all workers call it."""
+    def messages(self, records: StepRecords, payload: bytes, together: bool) -> list[bytes]:
+        """Return the messages of all workers, or of those that exchange some apart, by rank."""
         answer = records.payloads()
         if answer is None:
             answer = self._ring.exchange(payload)
-        calls = records.values("exchange")
-        return [message for message, call in zip(answer, calls, strict=True) if call]
+        calls = [together or bool(call & APART) for call in records.values("exchange")]
+        self.progress.callers = () if together else tuple(compress(records.values("worker"), calls))
+        return [*compress(answer, calls)]
 
     def sit_out(self, records: StepRecords) -> None:
         """Count an exchange that others make apart from this worker."""
-        self.progress.exchanged(self.messages(records, b""))
+        self.progress.exchanged(self.messages(records, b"", together=False))
 
     @ends
     def finish_together(

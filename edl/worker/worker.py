@@ -628,15 +628,20 @@ class Worker:
 
     # --- between two steps ---
 
-    def exchange(self, values: Sequence[float]) -> list[list[float]]:
-        """Send `values` to all workers; return a list for each worker, in rank order."""
-        return unpacked(self.exchange_bytes(packed(values), alike=True))
+    def exchange(self, values: Sequence[float], apart: bool = False) -> list[list[float]]:
+        """Send `values` to all workers; return a list for each worker, in rank order.
 
-    def exchange_bytes(self, payload: bytes, alike: bool = False) -> list[bytes]:
+        With `apart` some may call it at other steps than the others: a list for each that calls.
+        """
+        return unpacked(self.exchange_bytes(packed(values), alike=True, apart=apart))
+
+    def exchange_bytes(
+        self, payload: bytes, alike: bool = False, apart: bool = False
+    ) -> list[bytes]:
         """Send `payload` to all workers; return the payloads of all in rank order."""
         if self.finished:
             raise UsageError(f"{OUT_OF_PLACE}: all epochs are trained")
-        return self.steps.exchange(payload, alike)
+        return self.steps.exchange(payload, alike, apart)
 
     def log_event(self, details: Details, reason: str) -> None:
         """Add an event to the job's event log, with its `details` and a `reason` for people."""

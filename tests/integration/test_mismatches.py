@@ -56,6 +56,32 @@ def test_it_joins_at_the_start_of_an_epoch(
     assert sum(bool(each["joined"]) for each in joins) >= 3, story
 
 
+@pytest.mark.parametrize("framework", ["torch", pytest.param("fit", marks=pytest.mark.long)])
+def test_a_count_that_is_never_set_back_costs_no_worker(
+    framework: str, tmp_path: Path, zk_hosts: str
+) -> None:
+    """A newcomer steps back once at most; then each exchange is among those that call it."""
+    script = [SCRIPTS / "own_counter.py", framework, "steps"]
+    slowly = Throttle(later_s=0.2)
+    with started(tmp_path, zk_hosts, *script, np=2, max_np=3, throttled=slowly) as job:
+        job.wait_for_step(3)
+        job.scale(3)
+        for _ in range(2):
+            job.wait_for_size(3)
+            killed = job.plain()
+            job.kill(killed)
+            _wait_until_gone(job, killed)
+        job.wait_for_size(3)
+        job.hurry()
+        code = job.end()
+        story, output = job.describe("it ended otherwise"), job.output()
+    assert code == 0, story
+    assert not job.events("slot_disabled"), story
+    finals = [line.partition("final")[2] for line in output.splitlines() if "final" in line]
+    assert len(finals) == 3, story
+    assert len(set(finals)) == 1, story
+
+
 @pytest.mark.long  # tests/README.md, Time
 def test_a_newcomer_that_returns_before_the_others_ends_alone(
     tmp_path: Path, zk_hosts: str

@@ -65,7 +65,9 @@ class Logging(Counting):
                 if not worker.warming_up:
                     rounds += 1
                 if (count + 1) % self.every == 0 and (worker.rank == 0 or not self.alone):
-                    rows = worker.exchange([float(worker.step)] * (3 + self.long))
+                    rows = worker.exchange(
+                        [float(worker.step)] * (3 + self.long), apart=not self.anew
+                    )
                     assert len({tuple(row) for row in rows}) == 1, rows
                 count += 1
                 if self.rounds and rounds == self.rounds:

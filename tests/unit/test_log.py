@@ -33,7 +33,7 @@ class Worker:
         self.dies = self.is_apart = False
         self.exchanges = 0
 
-    def exchange(self, mine: list[float]) -> list[list[float]]:
+    def exchange(self, mine: list[float], apart: bool = False) -> list[list[float]]:
         self.exchanges += 1
         if len(mine) == 1:
             if self.dies:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from edl.step.record import PAYLOAD_BYTES, StepRecord, StepRecords, Stop
-from edl.step.state_check import Mismatch, find_mismatch, why_mismatch
+from edl.step.state_check import APART, Mismatch, find_mismatch, why_mismatch
 
 ROW = StepRecord(1, 40, 0, 2, 8, 0, 0, 1, 0)
-MEAN: dict[str, Any] = {"exchange": 7, "site": 70}
+MEAN: dict[str, Any] = {"exchange": 7 + APART, "site": 70}
 GATHER: dict[str, Any] = {"exchange": 8, "site": 80}
 NEW: dict[str, Any] = {"joined": 31, "inside": 1}
 AT_EPOCH: dict[str, Any] = {"joined": 31}
@@ -38,7 +38,8 @@ def rows(*fields: dict[str, Any]) -> StepRecords:
         ([MEAN, MEAN, AT_EPOCH | OVER], Mismatch(apart=True)),
         ([OVER, OVER, MEAN | AT_EPOCH], Mismatch(apart=True)),
         ([MEAN, MEAN, AT_EPOCH | {"epoch": 4}], Mismatch((2,))),
-        ([MEAN, MEAN, GATHER | AT_EPOCH], Mismatch((2,))),
+        ([MEAN, MEAN, GATHER | AT_EPOCH], Mismatch(apart=True)),  # then all gather
+        ([{}, {}, GATHER | AT_EPOCH], Mismatch((2,))),
         ([MEAN, AT_EPOCH, NEW], Mismatch((2,), back=True)),  # one of them may join again
         ([{}, MEAN], Mismatch()),  # the script is wrong
         ([{}, MEAN, NEW], Mismatch()),
@@ -49,8 +50,11 @@ def rows(*fields: dict[str, Any]) -> StepRecords:
         ([{}, {}, OVER | NEW], Mismatch((2,), ended=True)),
         ([OVER, {}], Mismatch()),
         ([OVER, OVER | {"epoch": 3}], None),
-        ([MEAN, MEAN | NEW | {"exchange": 7 + (24 << 33)}], Mismatch((1,), back=True)),
-        ([MEAN, MEAN | {"exchange": 7 + (24 << 33)}, MEAN | NEW], None),  # it is told so later
+        ([MEAN, MEAN | NEW | {"exchange": 7 + APART + (24 << 33)}], Mismatch((1,), back=True)),
+        (
+            [MEAN, MEAN | {"exchange": 7 + APART + (24 << 33)}, MEAN | NEW],
+            None,
+        ),  # it is told so later
         # Lines count only where workers have called together before.
         ([MEAN, MEAN, MEAN | NEW | {"site": -71}], Mismatch((2,), back=True)),
         ([MEAN | {"site": -70}, MEAN | NEW | {"site": -71}], None),

@@ -1,7 +1,7 @@
 """A script that counts the batches of an epoch itself: a newcomer's count begins at 0 inside one.
 
 "mean" exchanges numbers by that count, "norm" too, beside a SyncBatchNorm; "rate" sets the
-learning rate by it.
+learning rate by it. "steps" exchanges numbers by a count that no epoch sets back.
 """
 
 import sys
@@ -10,7 +10,7 @@ import no_compiler  # noqa: F401 - saves a second of each worker
 
 from edl.testing import throttle
 
-SAMPLES, EPOCHS = 120, 40
+SAMPLES, EPOCHS = 120, 60
 framework, kind = sys.argv[1:]
 
 if framework == "torch":
@@ -26,6 +26,7 @@ if framework == "torch":
     sgd = torch.optim.SGD(model.parameters(), lr=0.001)
     schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(sgd, T_0=1, T_mult=2)
     optimizer = edl.Optimizer(sgd, model)
+    steps = 0
     for epoch in loader.epochs(EPOCHS):
         for i, batch in enumerate(loader):
             optimizer.zero_grad()
@@ -34,8 +35,9 @@ if framework == "torch":
             optimizer.step()
             if kind == "rate":
                 schedule.step(epoch + i / len(loader))
-            elif i % 40 == 0:
+            elif (steps % 7 if kind == "steps" else i % 40) == 0:
                 edl.mean(loss.detach())
+            steps += 1
             throttle.throttle_step()
     print("final", [each.tolist() for each in model.parameters()])
 else:
@@ -54,12 +56,12 @@ else:
 
     class Own(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            COUNT[0] = 0
+            COUNT[0] = COUNT[0] if kind == "steps" else 0
 
         def on_train_batch_end(self, batch, logs=None):
             if kind == "rate":
                 self.model.optimizer.learning_rate.assign(0.001 / (1 + COUNT[0]))
-            elif COUNT[0] % 40 == 0:
+            elif COUNT[0] % (7 if kind == "steps" else 40) == 0:
                 edl.mean(logs["loss"])
             COUNT[0] += 1
             throttle.throttle_step()
