@@ -422,7 +422,7 @@ def _sized(jobs: Sequence[ActiveJob], decision: Allocation, slots: int) -> list[
 
 
 @dataclass(frozen=True)
-class HeldSlots:
+class KeepAllocation:
     """The cluster policy that changes nothing: each job keeps its slots, and no job gets more."""
 
     why: str = ""  # why the cluster's policy is not asked, as a sentence for the reasons
@@ -750,7 +750,7 @@ def allocate(
     is_recent = 0.0 <= table.now_s - last.at_s < cluster.settings.interval_s
     if inputs == last.inputs and is_recent:
         return last, obstacles
-    is_held = isinstance(policy, HeldSlots)
+    is_held = isinstance(policy, KeepAllocation)
     request = AllocationRequest(active, nodes, cluster, policy, table.now_s)
     answer = ask_by_queue(request) if cluster.queues and not is_held else ask_protecting(request)
     if answer.problem:
@@ -762,7 +762,7 @@ def allocate(
     answer.targets |= profiles.targets
     for name, what in profiles.reasons.items():
         answer.reasons[name] = f"{what}: {answer.reasons[name]}"
-    held = policy.why if isinstance(policy, HeldSlots) else ""
+    held = policy.why if isinstance(policy, KeepAllocation) else ""
     record = _recorded(answer, last, inputs, table.now_s)
     return replace(record, profiled=given, held=held), obstacles
 

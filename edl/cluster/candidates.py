@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Annotated
 
-from edl.cluster.lifecycle import JobLife, LifeResult, LifeState
+from edl.cluster.lifecycle import JobLifecycle, LifeResult, LifeState
 from edl.cluster.records import SEPARATOR, tenant_of
 from edl.cluster.state import EXACT, ClusterJob, StepTimeError
 from edl.cluster.view import (
@@ -280,9 +280,9 @@ HAS_SLOTS = (LifeState.STARTING, LifeState.RUNNING)
 # Jobs that wait, of one priority and the same labels, that a policy chooses among: the first ones.
 # It bounds what one decision costs, so queues share it; Slurm's backfill looks at as many
 # (bf_max_job_test).
-MOST_ASKED = 500
+MAX_ASKED = 500
 
-FEWEST_ASKED = 50  # of each queue, however many there are
+MIN_ASKED = 50  # of each queue, however many there are
 
 
 @dataclass(frozen=True)
@@ -364,7 +364,7 @@ def find_active_jobs(
     nodes = hosts_with_slots(cluster, table)
     choices = _HostChoices(cluster, table, nodes)
     count = len(cluster.queues)
-    most = MOST_ASKED if count < 2 else max(FEWEST_ASKED, MOST_ASKED // count)
+    most = MAX_ASKED if count < 2 else max(MIN_ASKED, MAX_ASKED // count)
     waiting: Counter[tuple[object, ...]] = Counter()
     queue: tuple[object, ...]
     found, obstacles = [], {}
@@ -457,7 +457,7 @@ class _HostChoices:
         found = self._kept.get(key)
         if found is None:
             name = tenant and f"{tenant}{SEPARATOR}"  # no job is called so
-            found = self._kept[key] = self._choose(replace(job, name=name, life=JobLife()))
+            found = self._kept[key] = self._choose(replace(job, name=name, life=JobLifecycle()))
         if job.manifest.labels and any(job.name in host.assigned.jobs for host in self._silent):
             return self._choose(job)  # it may use that host, whose labels are not known now
         # Not that one if other limits hold where it has devices, or has failed to start.

@@ -196,7 +196,7 @@ def _counts(
 
 PREFIX = "l"  # of the name of a lease, before its number
 
-FIRST_REST_S, MOST_REST_S = 10.0, 300.0
+FIRST_REST_S, MAX_REST_S = 10.0, 300.0
 
 SOON_S = 60.0  # a host that ends so soon after it came, and was not told to, has failed, too
 
@@ -235,7 +235,7 @@ def decide_leases(
     """Return the leases that the cluster has, asks for and gives back now."""
     if answer is None:
         return LeaseDecision(table)
-    table = leases_by(now_s, table, MOST_REST_S)
+    table = leases_by(now_s, table, MAX_REST_S)
     draft = _Draft(table, answer, cluster, limits, now_s)
     for name, record in table.leases.items():
         draft.advance(name, record)
@@ -604,7 +604,7 @@ class _Draft:
         if not self._failures or _number(name) > self._failed_to:
             self._failures += 1
             self._failed_to = self._last
-        rest_s = min(MOST_REST_S, FIRST_REST_S * 2.0 ** min(self._failures - 1, 10))
+        rest_s = min(MAX_REST_S, FIRST_REST_S * 2.0 ** min(self._failures - 1, 10))
         self._not_before_s = self._now_s + rest_s
         self._why = f"{name} came to nothing: {why}"
         self._news.append((f"{self._why}; the next one waits {rest_s:g} s", host))

@@ -47,7 +47,7 @@ from edl.text import counted
 # So an idle quota is lent, and is back with its queue as soon as its jobs can use it.
 
 
-MOST_WEIGHT = 1e6
+MAX_WEIGHT = 1e6
 
 NO_QUEUE = QueueRecord()  # of jobs whose queue has no record: no quota, and the weight 1
 
@@ -103,10 +103,10 @@ def check_queue(name: str, queue: QueueRecord) -> None:
     """Raise a UsageError if a value of the queue called `name` is not allowed."""
     if queue.quota < 0:
         raise UsageError(f"the quota of queue {name} is {queue.quota}; it must be 0 or more slots")
-    if not 0 < queue.weight <= MOST_WEIGHT:
+    if not 0 < queue.weight <= MAX_WEIGHT:
         raise UsageError(
             f"the weight of queue {name} is {queue.weight:g}; it must be above 0 and at most "
-            f"{MOST_WEIGHT:g}"
+            f"{MAX_WEIGHT:g}"
         )
     if queue.most is not None and queue.most < max(1, queue.quota):
         raise UsageError(

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from edl.cluster.manifest import MOST_PRIORITY, JobManifest
+from edl.cluster.manifest import MAX_PRIORITY, JobManifest
 from edl.cluster.records import SEPARATOR, Goal, QueueRecord, own_name, tenant_of
 from edl.errors import UsageError, some
 from edl.record import Record
@@ -89,17 +89,17 @@ def quota_limits(
 
 RESPONSES_KEPT = 500  # of each tenant, the newest
 
-MOST_TENANTS = 1000  # of a cluster
+MAX_TENANTS = 1000  # of a cluster
 
-MOST_JOBS = 2000  # of a tenant, those that have ended included
+MAX_JOBS = 2000  # of a tenant, those that have ended included
 
-MOST_REQUEST_BYTES = 1 << 18  # of a request, as it is stored and as JSON
+MAX_REQUEST_BYTES = 1 << 18  # of a request, as it is stored and as JSON
 
-MOST_A_MINUTE = 120  # requests of a tenant: by them alone it takes an hour to fill the log
+MAX_A_MINUTE = 120  # requests of a tenant: by them alone it takes an hour to fill the log
 
 _MINUTE_S = 60.0
 
-MOST_TEXT = 500  # characters of why a request was refused, and of an event about one
+MAX_TEXT = 500  # characters of why a request was refused, and of an event about one
 
 _MOST_ID, _MOST_JOB = 64, 128  # characters; the job may be wrong, and is then quoted
 
@@ -224,7 +224,7 @@ class RequestRate:
     @property
     def is_reached(self) -> bool:
         """Whether the tenant may have nothing more carried out in this minute."""
-        return self.count >= MOST_A_MINUTE
+        return self.count >= MAX_A_MINUTE
 
     @property
     def ends_s(self) -> float:
@@ -244,7 +244,7 @@ def request_number(node: str) -> int | None:
 
 def shown(text: str) -> str:
     """Return what is kept and logged of a text that may quote a tenant: short, printable ASCII."""
-    kept = text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 3]}..."
+    kept = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
     return "".join(one if " " <= one <= "~" else "?" for one in kept)
 
 
@@ -265,14 +265,14 @@ def refusal(tenant: str, request: TenantRequest, responses: TenantResponses, key
         return "the request was answered before"
     if request.after < responses.forgotten:
         return "the request is older than the responses that are kept; ask again"
-    if len(request.key) > MOST_TEXT or not _is_text(request.key):
-        return f"the key must be a text of at most {MOST_TEXT} characters"
+    if len(request.key) > MAX_TEXT or not _is_text(request.key):
+        return f"the key must be a text of at most {MAX_TEXT} characters"
     if request.verb is not TenantVerb.SUBMIT and own_name(tenant, request.job) != request.job:
         return f"{request.job} is no job of tenant {tenant}"
     if request.goal is Goal.GONE:
         return "to delete a job is a request of its own"
-    if request.priority is not None and abs(request.priority) > MOST_PRIORITY:
-        return f"the priority must lie between -{MOST_PRIORITY} and {MOST_PRIORITY}"
+    if request.priority is not None and abs(request.priority) > MAX_PRIORITY:
+        return f"the priority must lie between -{MAX_PRIORITY} and {MAX_PRIORITY}"
     return ""
 
 

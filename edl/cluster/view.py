@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from edl.cluster.lifecycle import (
-    MOST_BACK_OFF_S,
+    MAX_BACK_OFF_S,
     HostLimit,
-    JobLife,
+    JobLifecycle,
     LifeState,
     is_token_of,
     run_order,
@@ -61,9 +61,9 @@ from edl.text import printable, verb
 # anew. Times that only people read stay as they are.
 
 
-def life_by(now_s: float, life: JobLife, limit_s: float) -> JobLife:
+def life_by(now_s: float, life: JobLifecycle, limit_s: float) -> JobLifecycle:
     """Return the record of a job's life without times that lie ahead; `life` if it has none."""
-    try_s, until_s = now_s + MOST_BACK_OFF_S, now_s + limit_s  # the latest times
+    try_s, until_s = now_s + MAX_BACK_OFF_S, now_s + limit_s  # the latest times
     is_right = (
         max(life.since_s, life.counted_s) <= now_s
         and life.not_before_s <= try_s
@@ -137,7 +137,7 @@ def _right(now_s: float, times: Mapping[str, float]) -> Mapping[str, float]:
 
 PATHS_NAMED = 2  # in one sentence
 
-MOST_BYTES = 200_000  # of all paths of a question; ZooKeeper holds 1 MB in a node
+MAX_BYTES = 200_000  # of all paths of a question; ZooKeeper holds 1 MB in a node
 
 _OF_A_CHARACTER = 12  # at most, in JSON: two escapes
 
@@ -239,12 +239,12 @@ def path_bytes(paths: Iterable[str]) -> int:
 
 def too_long_for_a_question(paths: Collection[str]) -> str:
     """Return why no host can be asked for all `paths`, as a clause; empty: it can."""
-    if _OF_A_CHARACTER * sum(map(len, paths)) + 3 * len(paths) <= MOST_BYTES:
+    if _OF_A_CHARACTER * sum(map(len, paths)) + 3 * len(paths) <= MAX_BYTES:
         return ""
     size = path_bytes(paths)
-    if size <= MOST_BYTES:
+    if size <= MAX_BYTES:
         return ""
-    return f"its cwd, venv and data have {size} bytes, and hosts are asked for {MOST_BYTES} at most"
+    return f"its cwd, venv and data have {size} bytes, and hosts are asked for {MAX_BYTES} at most"
 
 
 def _clause(found: Mapping[str, str], one: str, many: str, between: str) -> str:
@@ -486,7 +486,7 @@ class JobView:
     submitted_s: float = 0.0
     wanted: Wanted = field(default_factory=Wanted)  # what users want of the job
     # the job's state and history as the leader has recorded them; the default: none yet
-    life: JobLife = field(default_factory=JobLife)
+    life: JobLifecycle = field(default_factory=JobLifecycle)
     run: RunView | None = None  # the run that the job's own node has; None: there is no such node
     # what is known of its training
     measured: JobMeasurements = field(default_factory=JobMeasurements)
@@ -945,7 +945,7 @@ class StopRun:
     reason: str = ""  # why, in a sentence, for the run's record
 
 
-Order = CreateRun | PlaceRun | StopRun
+Action = CreateRun | PlaceRun | StopRun
 
 
 # ------------------------------------------------------------
@@ -1104,11 +1104,11 @@ def _by_host(devices: Collection[tuple[str, int]]) -> Devices:
 # to the job's own record, of this module.
 
 
-MOST_STEPS = 200  # kept of a job, the newest
+MAX_STEPS = 200  # kept of a job, the newest
 # The code of a job may write any number. What policies compute with must not overflow, or be 0.
 MOST = 1e12  # workers, hosts, samples, steps, samples a second
 
-MOST_WORKERS = 10**6
+MAX_WORKERS = 10**6
 
 LEAST = 1e-9  # samples of a worker in a step, samples a second
 
@@ -1142,7 +1142,7 @@ class MeasuredThroughput(Record):
         steps = list(self.steps)
         for new in measured:
             steps = [old for old in steps if not _is_same(old, new)] + [new]
-        return replace(self, steps=tuple(steps[-MOST_STEPS:]))
+        return replace(self, steps=tuple(steps[-MAX_STEPS:]))
 
 
 def measurements(
@@ -1188,7 +1188,7 @@ def _batching_of_steps(learned: ScalingProfile) -> Batching | None:
         batch_range=(least * times, most * times),
         chosen=batching.chosen * times,
     )
-    return whole if 1 <= whole.of_all(1) <= whole.of_all(MOST_WORKERS) <= MOST else None
+    return whole if 1 <= whole.of_all(1) <= whole.of_all(MAX_WORKERS) <= MOST else None
 
 
 def _is_same(old: StepTimeSample, new: StepTimeSample) -> bool:

@@ -12,7 +12,13 @@ from typing import Any
 
 from kazoo.client import TransactionRequest
 
-from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, JobLife, LifeResult, LifeState
+from edl.cluster.lifecycle import (
+    ClusterEvent,
+    ClusterEventKind,
+    JobLifecycle,
+    LifeResult,
+    LifeState,
+)
 from edl.cluster.nodes import ClusterNodes, ClusterPaths
 from edl.cluster.records import (
     SEPARATOR,
@@ -41,14 +47,14 @@ EVENTS_KEPT = 10_000
 
 GONE_KEPT_S = 86_400.0  # a host that offers nothing stays so long in the records
 
-MOST_BYTES = 1_000_000  # of a transaction; ZooKeeper disconnects a client that sends 1 MB
+MAX_BYTES = 1_000_000  # of a transaction; ZooKeeper disconnects a client that sends 1 MB
 
 _TRIM_S = 1.0  # of the leader's turn
 
 _EVENTS_SPARE = 500  # so many more, before the oldest are removed: to list them is not for nothing
 
 
-def life_write(paths: ClusterPaths, job: StoredJob, life: JobLife) -> Write:
+def life_write(paths: ClusterPaths, job: StoredJob, life: JobLifecycle) -> Write:
     """Return the write of a job's state; refused if that has changed since it was read."""
     return Write(paths.life(job.name), life.to_json(), job.life_version)
 
@@ -150,10 +156,10 @@ class ClusterWriter:
         """Do all `writes` in one transaction, or none of them; return whether they were done."""
         self._nodes.check_session()
         size = byte_count(writes)
-        if size > MOST_BYTES:
+        if size > MAX_BYTES:
             raise CoordinationError(
                 f"{len(writes)} writes with {size} bytes are too many for one transaction, which "
-                f"may have {MOST_BYTES}; nothing was written"
+                f"may have {MAX_BYTES}; nothing was written"
             )
         try:
             self._leadership.try_commit(writes)

@@ -21,7 +21,7 @@ from edl.cluster.client.manifest_reading import AnyManifest, job_manifest
 from edl.cluster.client.plans import measured_view, plan_now, status_of_cluster
 from edl.cluster.client.waiting import JobCondition, OnStatus, described, ignore_status, looks
 from edl.cluster.lifecycle import ClusterEvent, LifeResult, LifeState
-from edl.cluster.manifest import MOST_PRIORITY
+from edl.cluster.manifest import MAX_PRIORITY
 from edl.cluster.queues import QueueStatus, overbooked, queue_statuses
 from edl.cluster.records import ClusterRecord, Goal, QueueRecord, Wanted
 from edl.cluster.runs import cluster_view
@@ -623,10 +623,9 @@ class Cluster(SessionClient[ClusterStore]):
             UsageError: the priority is out of range, or the job has ended or is being deleted.
         """
         wanted = whole(priority)
-        if abs(wanted) > MOST_PRIORITY:
+        if abs(wanted) > MAX_PRIORITY:
             raise UsageError(
-                f"the priority is {wanted}; it must lie between -{MOST_PRIORITY} and "
-                f"{MOST_PRIORITY}"
+                f"the priority is {wanted}; it must lie between -{MAX_PRIORITY} and {MAX_PRIORITY}"
             )
         return self._want(job, lambda before: replace(before, priority=wanted))
 

@@ -40,7 +40,7 @@ RETRY_S = 0.01  # between two tries to get the file alone
 # If others are faster twice, a call is done: the second one has read the log after it began.
 FILLS = 2
 KEPT_S = 365 * 86400.0  # what ended so long before the newest event is removed
-MOST_ROWS = 1000  # of one answer
+MAX_ROWS = 1000  # of one answer
 
 ReadEvents = Callable[[int], Sequence[tuple[int, ClusterEvent]]]
 """Returns the events of a cluster with a number above the given one, the oldest first."""
@@ -107,7 +107,7 @@ class HistoryFile:
         return [*reversed(beside), self._path, path]
 
     def jobs(
-        self, now_s: float, job: str | None = None, since_s: float = 0.0, most: int = MOST_ROWS
+        self, now_s: float, job: str | None = None, since_s: float = 0.0, most: int = MAX_ROWS
     ) -> tuple[JobHistory, ...]:
         """Return the jobs of the history, those that were submitted last first."""
         where, values = _where(
@@ -124,7 +124,7 @@ class HistoryFile:
         begin_s: float,
         end_s: float,
         job: str | None = None,
-        most: int = MOST_ROWS,
+        most: int = MAX_ROWS,
         is_newest: bool = False,
     ) -> tuple[SlotInterval, ...]:
         """Return who had which slots between two times, the earliest first: a Gantt chart."""
@@ -147,7 +147,7 @@ class HistoryFile:
         return tuple(found[-most:] if is_newest else found[:most])
 
     def audit(
-        self, after: int = -1, job: str | None = None, most: int = MOST_ROWS
+        self, after: int = -1, job: str | None = None, most: int = MAX_ROWS
     ) -> tuple[AuditEntry, ...]:
         """Return what users have asked for, the oldest first."""
         where, values = _where({"job = ?": job, "number > ?": after})

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from edl import config
 from edl.cluster.manifest import (
-    MOST_BYTES,
+    MAX_BYTES,
     JobManifest,
     decoded_manifest,
     manifest_of_values,
@@ -46,6 +46,6 @@ def read_job_manifest(path: str | Path) -> JobManifest:
 
 def manifest_in(file: BinaryIO, source: str) -> JobManifest:
     """Return the manifest in an open file or pipe, of which no more is read than one may have."""
-    data = file.read(MOST_BYTES + 1)
+    data = file.read(MAX_BYTES + 1)
     manifest = parse_manifest(decoded_manifest(data, source), source)
     return manifest.with_absolute_paths(str(Path.cwd()), config.home_dir)

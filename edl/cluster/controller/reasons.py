@@ -9,27 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from edl.cluster.lifecycle import JobLife, LifeState
+from edl.cluster.lifecycle import JobLifecycle, LifeState
 from edl.cluster.records import JobReasons
 from edl.cluster.writer import ClusterWriter, byte_count, reasons_write
 from edl.zookeeper.election import Write
 
 EVERY_S = 1.0  # the shortest time between two writes
-MOST_CHARACTERS = 300  # of a reason; they are cut shorter if the record would be too large
-MOST_BYTES = 500_000  # of the record: ZooKeeper takes 1 MB
+MAX_CHARACTERS = 300  # of a reason; they are cut shorter if the record would be too large
+MAX_BYTES = 500_000  # of the record: ZooKeeper takes 1 MB
 
 
-def cut_reasons(reasons: Mapping[str, str], characters: int = MOST_CHARACTERS) -> Mapping[str, str]:
+def cut_reasons(reasons: Mapping[str, str], characters: int = MAX_CHARACTERS) -> Mapping[str, str]:
     """Return the beginning of each of `reasons`, by job, with at most so many `characters`."""
     return {job: why[:characters] for job, why in reasons.items()}
 
 
 def fitting_write(write: Callable[[Mapping[str, str]], Write], reasons: Mapping[str, str]) -> Write:
     """Return the write of a record with `reasons`, cut so short that ZooKeeper takes them."""
-    characters = MOST_CHARACTERS
+    characters = MAX_CHARACTERS
     while True:
         found = write(cut_reasons(reasons, characters))
-        if byte_count([found]) <= MOST_BYTES or not characters:
+        if byte_count([found]) <= MAX_BYTES or not characters:
             return found
         characters //= 2
 
@@ -45,7 +45,7 @@ class ReasonWriter:
     def tell(
         self,
         reasons: Mapping[str, str],
-        lives: Mapping[str, JobLife],
+        lives: Mapping[str, JobLifecycle],
         now_s: float,
         surplus: Mapping[str, int] = MappingProxyType({}),
     ) -> float:

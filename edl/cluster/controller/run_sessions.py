@@ -28,12 +28,12 @@ from edl.zookeeper.election import FencedSession
 
 logger = logging.getLogger(__name__)
 
-MOST_JOBS = 100  # whose secrets one session proves, as long as so few sessions are enough:
-MOST_SESSIONS = 16  # by default, ZooKeeper takes 60 connections from one machine
+MAX_JOBS = 100  # whose secrets one session proves, as long as so few sessions are enough:
+MAX_SESSIONS = 16  # by default, ZooKeeper takes 60 connections from one machine
 READERS = 4  # threads in which a new leader reads
 SPARE = 2  # sessions beyond those that all jobs need, before the jobs of one move to others
 RETRY_S = 30.0  # after another session could not be opened, before the next try; then the double,
-MOST_RETRY_S = 600.0  # and so on up to this: a try may take as long as a connection may
+MAX_RETRY_S = 600.0  # and so on up to this: a try may take as long as a connection may
 MOVE_S = 10.0  # without a connection, before the jobs of a session move to another one
 
 Say = Callable[[str], None]
@@ -118,7 +118,7 @@ class RunSessions:
         self._clock = clock
         self._groups: list[_Group] = []  # the newest one gets the next job
         self._group_of: dict[str, _Group] = {}
-        self._most_jobs = MOST_JOBS  # of a group
+        self._most_jobs = MAX_JOBS  # of a group
         self._pause_s = RETRY_S  # after the next session that cannot be opened
         self._retry_s = -math.inf  # not before that another session is opened
         self._has_said_crowded = False
@@ -148,7 +148,7 @@ class RunSessions:
         """Return the present runs of jobs; those whose session does not answer are in `unread`."""
         for name in self._group_of.keys() - secrets.keys():
             self._group_of.pop(name).jobs.discard(name)
-        self._most_jobs = max(MOST_JOBS, math.ceil(len(secrets) / MOST_SESSIONS))
+        self._most_jobs = max(MAX_JOBS, math.ceil(len(secrets) / MAX_SESSIONS))
         for name in secrets:
             if name not in self._group_of:
                 self._add(name)
@@ -217,7 +217,7 @@ class RunSessions:
         """Note that another session could not be opened, so that this is not tried again soon."""
         if self._clock() >= self._retry_s:
             self._retry_s = self._clock() + self._pause_s
-            self._pause_s = min(MOST_RETRY_S, 2.0 * self._pause_s)
+            self._pause_s = min(MAX_RETRY_S, 2.0 * self._pause_s)
 
     def _divide(self) -> None:
         """Move jobs of a crowded group to another session, opening at most one, if it is time."""

@@ -72,7 +72,7 @@ logger = logging.getLogger(__name__)
 # Read what an agent of an assigned run needs, and say why it cannot be started yet.
 
 
-MOST_IDENTITIES = 500
+MAX_IDENTITIES = 500
 
 """The number of jobs whose identity a session proves before another session replaces it.
 
@@ -206,7 +206,7 @@ class AssignedRuns:
     def _current_run(self, job: str, secret: str) -> str | None:
         """Return the token of the present run of a job; None if it has none."""
         session = self._session
-        if session and not (session.connected and len(session.identities) < MOST_IDENTITIES):
+        if session and not (session.connected and len(session.identities) < MAX_IDENTITIES):
             self.close()
         if self._session is None:
             self._session = self._connect()
