@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -84,7 +84,35 @@ def due_event(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
     """Return the event that must happen now in the life of `job`; None: it stays as it is."""
-    return _DUE[job.life.state](job, facts, settings, now_s)
+    goal, run = job.wanted.goal, job.present_run
+    match job.life.state:
+        case LifeState.QUEUED:
+            if goal is Goal.GONE:
+                return PendingEvent(LifeEvent.DELETE, "it was deleted while it waited")
+            if goal is Goal.HALT:
+                return PendingEvent(LifeEvent.HALT, "it was halted while it waited")
+            if facts.lost_before:
+                return PendingEvent(LifeEvent.GIVE_UP, facts.lost_before)
+        case LifeState.HALTED:
+            if goal is Goal.GONE:
+                return PendingEvent(LifeEvent.DELETE, "it was deleted while it was halted")
+            if goal is Goal.RUN:
+                return PendingEvent(LifeEvent.RESUME, "it was resumed")
+        case LifeState.STARTING:
+            return _due_at_start(job, facts, settings, now_s)
+        case LifeState.RUNNING:
+            if run is None:
+                return _failed(job, "its records were removed from ZooKeeper while it trained")
+            if run.state.over:
+                return _ended(job, run)
+            return _stop(job) if goal is not Goal.RUN else None
+        case LifeState.HALTING:
+            # It has not stopped while a process of it may live.
+            if (run is None or run.state.over) and not facts.has_processes:
+                return _stopped(job, run)
+        case LifeState.ENDED:
+            pass
+    return None
 
 
 def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLifecycle:
@@ -99,23 +127,7 @@ def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLifecycle:
     return job.life.after(due.event, excerpt(due.reason), now_s, **changes)
 
 
-# --- one function for each state
-
-
-def _queued(
-    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
-) -> PendingEvent | None:
-    """Return the event that is due for a job that waits for slots; None: it waits on."""
-    if job.wanted.goal is Goal.GONE:
-        return PendingEvent(LifeEvent.DELETE, "it was deleted while it waited")
-    if job.wanted.goal is Goal.HALT:
-        return PendingEvent(LifeEvent.HALT, "it was halted while it waited")
-    if facts.lost_before:
-        return PendingEvent(LifeEvent.GIVE_UP, facts.lost_before)
-    return None
-
-
-def _starting(
+def _due_at_start(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
     """Return the event that is due for a job that starts; None: it goes on starting."""
@@ -145,26 +157,8 @@ def _starting(
     return None
 
 
-def _running(
-    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
-) -> PendingEvent | None:
-    """Return the event that is due for a job that trains; None: it goes on."""
-    run = job.present_run
-    if run is None:
-        return _failed(job, "its records were removed from ZooKeeper while it trained")
-    if run.state.over:
-        return _ended(job, run)
-    return _stop(job) if job.wanted.goal is not Goal.RUN else None
-
-
-def _halting(
-    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
-) -> PendingEvent | None:
-    """Return the event that is due for a job whose run is to stop; None: it has not stopped yet."""
-    run = job.present_run
-    # It has not stopped while a process of it may live.
-    if (run is not None and not run.state.over) or facts.has_processes:
-        return None
+def _stopped(job: JobView, run: RunView | None) -> PendingEvent:
+    """Return the event for `job`, whose run `run` was to stop, and has: it may have finished."""
     if run is not None and run.state is JobState.FINISHED:
         return PendingEvent(LifeEvent.FINISH, run.reason or "it has trained to the end")
     if job.wanted.goal is Goal.GONE:
@@ -182,37 +176,6 @@ def _halting(
         why = why.partition(UNSAVED)[0]  # it says what was to be lost
         also += f"{UNSAVED}: {counted(job.measured.done_steps, 'step')} were lost"
     return PendingEvent(LifeEvent.REQUEUE, f"waits for slots again: {why}{also}")
-
-
-def _halted(
-    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
-) -> PendingEvent | None:
-    if job.wanted.goal is Goal.GONE:
-        return PendingEvent(LifeEvent.DELETE, "it was deleted while it was halted")
-    if job.wanted.goal is Goal.RUN:
-        return PendingEvent(LifeEvent.RESUME, "it was resumed")
-    return None
-
-
-def _nothing(
-    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
-) -> PendingEvent | None:
-    return None
-
-
-_DUE: Mapping[
-    LifeState, Callable[[JobView, RunHosts, ClusterRecord, float], PendingEvent | None]
-] = {
-    LifeState.QUEUED: _queued,
-    LifeState.STARTING: _starting,
-    LifeState.RUNNING: _running,
-    LifeState.HALTING: _halting,
-    LifeState.HALTED: _halted,
-    LifeState.ENDED: _nothing,
-}
-
-
-# --- what several states have in common
 
 
 def _ended(job: JobView, run: RunView) -> PendingEvent:

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from edl.cluster.client import history_file
-from edl.cluster.client.history_file import KEPT_S, HistoryFile
-from edl.cluster.controller.history_keeper import HistoryKeeper
+from edl.cluster.client.history_file import KEPT_S, HistoryFile, HistoryKeeper
 from edl.cluster.history import MISSED, REPLACED, JobHistory, SlotInterval
 from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, LifeState
 from edl.errors import CoordinationError, DataError, EdlError

@@ -11,7 +11,7 @@ import docs_tables
 import pytest
 from jsonschema import Draft202012Validator
 
-from edl.cluster.client.manifest_reading import job_manifest, manifest_in, read_job_manifest
+from edl.cluster.client.client import job_manifest, manifest_in, read_job_manifest
 from edl.cluster.manifest import (
     MAX_BYTES,
     BatchRange,

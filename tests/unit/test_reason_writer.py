@@ -6,10 +6,10 @@ import math
 from random import Random
 from typing import Any
 
-from edl.cluster.controller.reasons import EVERY_S, MAX_BYTES, MAX_CHARACTERS, ReasonWriter
 from edl.cluster.lifecycle import JobLifecycle, LifeState
 from edl.cluster.nodes import ClusterPaths
 from edl.cluster.records import JobReasons
+from edl.cluster.writer import EVERY_S, MAX_CHARACTERS, MAX_REASONS_BYTES, ReasonWriter
 from edl.zookeeper.reads import encode
 
 QUEUED, RUNNING = JobLifecycle(since_s=5.0), JobLifecycle(LifeState.RUNNING, since_s=5.0)
@@ -57,7 +57,7 @@ def test_the_reasons_of_many_jobs_are_cut_until_zookeeper_takes_them() -> None:
     reasons = {f"job-{n}": chance.randbytes(200).hex() for n in range(5000)}
     ReasonWriter(writer).tell(reasons, dict.fromkeys(reasons, QUEUED), 10.0)
     [written] = writer.written
-    assert len(encode(written.to_json())) <= MAX_BYTES
+    assert len(encode(written.to_json())) <= MAX_REASONS_BYTES
     assert written.reasons.keys() == reasons.keys()
     assert all(reasons[job].startswith(why) and why for job, why in written.reasons.items())
 

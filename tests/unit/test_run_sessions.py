@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from edl.cluster.controller import run_sessions
-from edl.cluster.controller.run_sessions import (
+from edl.cluster import runs as runs_module
+from edl.cluster.runs import (
     MAX_JOBS,
     MAX_SESSIONS,
     MOVE_S,
@@ -62,8 +62,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         for one in sessions:
             one.close()
 
-    monkeypatch.setattr(run_sessions, "RunReader", FakeReader)
-    monkeypatch.setattr(run_sessions, "_close", close)
+    monkeypatch.setattr(runs_module, "RunReader", FakeReader)
+    monkeypatch.setattr(runs_module, "_close", close)
     return []
 
 
@@ -223,7 +223,7 @@ def test_a_new_leader_that_gets_few_sessions_reads_all_jobs(
         runs.refuses = next(answers)
         return connect()
 
-    monkeypatch.setattr(run_sessions, "READERS", 1)
+    monkeypatch.setattr(runs_module, "READERS", 1)
     runs._connect = some
     assert runs.read(secrets, 1) == secrets
     assert len(runs.sessions) == 2

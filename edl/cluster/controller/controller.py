@@ -21,8 +21,6 @@ from typing import NamedTuple
 from edl.cluster.allocate import KeepAllocation
 from edl.cluster.controller.liveness import LivenessProbe, LivenessServer
 from edl.cluster.controller.policy_runner import PolicyRunner
-from edl.cluster.controller.reasons import ReasonWriter
-from edl.cluster.controller.run_sessions import RunSessions
 from edl.cluster.controller.tenant_requests import TenantRequests
 from edl.cluster.fleet.fleet import Fleet
 from edl.cluster.fleet.runner import FleetRunner, LeaseKeeper
@@ -39,7 +37,7 @@ from edl.cluster.plan import (
     without_parts,
 )
 from edl.cluster.records import ControllerRecord, LeaseLimits, left_borrowed
-from edl.cluster.runs import JobViews, cluster_view
+from edl.cluster.runs import JobViews, RunSessions, cluster_view
 from edl.cluster.store import ClusterSnapshot, ClusterStore, StoredJob
 from edl.cluster.view import (
     Action,
@@ -57,6 +55,7 @@ from edl.cluster.wakeup import Wakeup
 from edl.cluster.writer import (
     MAX_BYTES,
     ClusterWriter,
+    ReasonWriter,
     allocation_write,
     assigned_write,
     byte_count,

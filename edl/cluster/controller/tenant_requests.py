@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edl.cluster.controller.reasons import cut_reasons, fitting_write
 from edl.cluster.lifecycle import ClusterEventKind, JobLifecycle, LifeState
 from edl.cluster.manifest import JobManifest
 from edl.cluster.nodes import ClusterNodes
@@ -38,7 +37,14 @@ from edl.cluster.tenants import (
     views,
 )
 from edl.cluster.view import HostView
-from edl.cluster.writer import ClusterWriter, RequestLost, RequestNodes, event_write
+from edl.cluster.writer import (
+    ClusterWriter,
+    RequestLost,
+    RequestNodes,
+    cut_reasons,
+    event_write,
+    fitting_write,
+)
 from edl.errors import CoordinationError, LeadershipLost, UnknownJob, UsageError
 from edl.zookeeper.election import Write
 from edl.zookeeper.nodes import content
