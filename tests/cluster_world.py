@@ -68,7 +68,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Request:
-    """What the plan reads of a manifest."""
+    """What the plan reads of a manifest: stands for a JobManifest."""
 
     min: int = 1
     max: int = 4

@@ -16,12 +16,12 @@ from functools import cached_property, lru_cache
 from typing import Annotated
 
 from edl.cluster.lifecycle import JobLifecycle, LifeResult, LifeState
+from edl.cluster.manifest import PolicyHints
 from edl.cluster.records import SEPARATOR, tenant_of
 from edl.cluster.state import EXACT, ClusterJob, StepTimeError
 from edl.cluster.view import (
     ClusterView,
     DeviceTable,
-    JobHints,
     JobMeasurements,
     JobView,
     PathCheck,
@@ -165,7 +165,7 @@ def batching_of(job: JobView) -> Batching:
 
 
 def speed_samples(
-    measured: JobMeasurements, hints: JobHints, batching: Batching
+    measured: JobMeasurements, hints: PolicyHints, batching: Batching
 ) -> tuple[StepTimeSample, ...]:
     """Return all known step times of a job: measured ones, then those of curves."""
     return tuple(one for one, _ in sourced_samples(measured, hints, batching))
@@ -181,7 +181,7 @@ class ThroughputSource(StrEnum):
 
 
 def sourced_samples(
-    measured: JobMeasurements, hints: JobHints, batching: Batching
+    measured: JobMeasurements, hints: PolicyHints, batching: Batching
 ) -> tuple[tuple[StepTimeSample, ThroughputSource], ...]:
     """Return the known step times of a job as `speed_samples` does, each with its source."""
     found = [(one, ThroughputSource.MEASURED) for one in measured.steps]
