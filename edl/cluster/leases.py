@@ -38,6 +38,7 @@ from dataclasses import dataclass, replace
 
 from edl.cluster.candidates import obstacle
 from edl.cluster.lifecycle import LifeState
+from edl.cluster.queues import QuotaRequest, quota_limits
 from edl.cluster.records import (
     FORMAT,
     HostLease,
@@ -48,7 +49,6 @@ from edl.cluster.records import (
     LeaseTable,
     tenant_of,
 )
-from edl.cluster.tenants import QuotaRequest, quota_limits
 from edl.cluster.view import ClusterView, HostView, JobView, leases_by, missing_paths
 from edl.errors import some
 from edl.text import counted, verb
@@ -611,3 +611,35 @@ class _Draft:
 
     def _note(self, what: str, why: str, host: str) -> None:
         self._news.append((f"{what}: {why}" if why else what, host))
+
+
+# ------------------------------------------------------------
+# Decide how a cluster goes on when its controller borrows hosts from another engine than before.
+#
+# Only a controller of the former engine can ask that engine to take its hosts back. So while the
+# records have leases of it, the present engine is asked for nothing, and the records stay as they
+# are: the hosts keep their jobs, and a controller of the former engine goes on with them.
+
+
+def table_for(engine: str, table: LeaseTable, forget: str = "") -> LeaseTable:
+    """Return the record of the leases with which a leader that borrows from `engine` goes on."""
+    if table.engine == engine or (_lease_count(table) and table.engine != forget):
+        return table
+    return replace(LeaseTable(engine), last=table.last)  # no number is used twice
+
+
+def without_asking(engine: str, table: LeaseTable) -> LeaseTable:
+    """Return `table`, of another engine, with the reason why `engine` is asked for nothing."""
+    former = table.engine
+    why = (
+        f"{engine} is asked for no host while {former} has {counted(_lease_count(table), 'lease')} "
+        f"of this cluster, which only a controller with --fleet {former} gives back: start it in "
+        f"place of this one, with --max-hosts 0, and drain those hosts; if {former} is gone for "
+        f"good, start one with --fleet {engine} --forget-fleet {former}"
+    )
+    # The former engine is asked again without a rest.
+    return replace(table, why=why, failures=0, not_before_s=0.0)
+
+
+def _lease_count(table: LeaseTable) -> int:
+    return sum(not one.is_over for one in table.leases.values()) + len(table.strays)

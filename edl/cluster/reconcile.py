@@ -311,11 +311,16 @@ class PlanBuilder:
                     usable -= len(entry.devices)
         if slots + usable < job.min_slots:  # else its ring begins on the other hosts
             refusals |= useless
-        tried = bool(self.table.refuses(job.name, job.order))
-        others = self._has_others(job, refusals)
-        before = self._lost_before(job)
-        lost_hosts = tuple(sorted(lost))
-        return RunHosts(slots, lost_hosts, lives, is_dead, refusals, before, others, tried)
+        return RunHosts(
+            slots,
+            tuple(sorted(lost)),
+            has_processes=lives,
+            is_dead=is_dead,
+            refusals=refusals,
+            lost_before=self._lost_before(job),
+            has_others=self._has_others(job, refusals),
+            was_tried=bool(self.table.refuses(job.name, job.order)),
+        )
 
     def _lost_before(self, job: JobView) -> str:
         """Return which job of `after` will never finish, and why, as a sentence; else empty."""
@@ -435,8 +440,13 @@ def advance_lives(builder: PlanBuilder) -> None:
         if not builder.jobs[name].life.submitted_s:
             _begin(builder, builder.jobs[name])
         _note_idle(builder, builder.jobs[name])
-        while (due := _due(builder, builder.jobs[name])) is not None:
-            _happen(builder, builder.jobs[name], due)
+        while True:
+            job = builder.jobs[name]
+            facts = builder.facts(job)
+            due = due_event(job, facts, builder.settings, builder.now_s)
+            if due is None:
+                break
+            _happen(builder, job, due, facts)
     working = {
         host
         for job in builder.jobs.values()
@@ -462,15 +472,9 @@ def _begin(builder: PlanBuilder, job: JobView) -> None:
     builder.live_on(job, life)
 
 
-def _due(builder: PlanBuilder, job: JobView) -> PendingEvent | None:
-    """Return the event that must happen now in the life of `job`; None: it stays as it is."""
-    return due_event(job, builder.facts(job), builder.settings, builder.now_s)
-
-
-def _happen(builder: PlanBuilder, job: JobView, due: PendingEvent) -> None:
+def _happen(builder: PlanBuilder, job: JobView, due: PendingEvent, facts: RunHosts) -> None:
     """Put the life that `job` has after the event `due` into `builder`, and note the change."""
     life = life_after(due, job, builder.now_s)
-    facts = builder.facts(job)
     if due.event is LifeEvent.TRAIN:
         start_s = max(0.0, builder.now_s - job.life.since_s)
         life = replace(life, profile_until_s=profile_end_s(job, builder.now_s), start_s=start_s)
@@ -709,6 +713,9 @@ def _place(builder: PlanBuilder, job: JobView, run: RunView, target: Mapping[str
 
 def _start(builder: PlanBuilder, job: JobView, target: Mapping[str, int]) -> None:
     """Start a waiting job if all slots that the policy gives it are free, or enough of them."""
+    if not job.run_is_over:
+        builder.waits[job.name] = "waits until its last run is over"
+        return
     blocked = builder.table.blocked(job.name, "")
     free = {
         host: min(count, len(builder.table.free(host)))
@@ -717,18 +724,12 @@ def _start(builder: PlanBuilder, job: JobView, target: Mapping[str, int]) -> Non
     }
     lacking = sum(target.values()) - sum(free.values())
     size = job.manifest.allowed_sizes.below(sum(free.values()))
-    if not job.run_is_over:
-        builder.waits[job.name] = "waits until its last run is over"
-    elif size is None or (lacking and _gathers(builder, job)):
+    # Fewer than the policy gives are enough only after it has waited for the others.
+    if size is None or (lacking and _gathers(builder, job)):
         builder.waits[job.name] = _lacks(builder, job, lacking)
-    else:
-        _start_on(builder, job, trimmed(free, size))
-
-
-def _start_on(builder: PlanBuilder, job: JobView, slots: Mapping[str, int]) -> None:
-    """Assign free devices to a waiting job, and give it a new run and the state STARTING."""
+        return
     number = job.life.runs + 1
-    run = run_token(job.order, number)
+    run, slots = run_token(job.order, number), trimmed(free, size)
     for host, count in slots.items():
         builder.table.give(host, job.name, run, count)
     life = job.life.after(

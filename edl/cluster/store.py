@@ -1342,7 +1342,7 @@ class ClusterStore:
                 break
         return found
 
-    def look(self) -> ClusterSnapshot:
+    def observe(self) -> ClusterSnapshot:
         """Read the cluster once, without watches, as a client does that looks at it."""
         return self._pass(watch=False)
 

@@ -256,7 +256,7 @@ class QueueClient:
         """Return the queues of the cluster by name, with their slots and jobs; empty: none."""
         with self._open() as store:
             store.nodes.check_administrator("see the queues of the cluster")
-            return queue_statuses(cluster_view(store.look(), {}))
+            return queue_statuses(cluster_view(store.observe(), {}))
 
     def delete(self, name: str) -> None:
         """Remove the queue ``name``. Without any queue, all jobs share the slots of the cluster.

@@ -396,7 +396,7 @@ FILL_S = 10.0  # between two looks at the event log; it keeps 10,000 events
 END_S = 2.0  # for a look that is under way to end; without it, the next one does the same
 
 
-class HistoryKeeper:
+class HistoryThread:
     """A thread that adds new events of a cluster to its history; a context manager."""
 
     def __init__(
@@ -414,7 +414,7 @@ class HistoryKeeper:
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="edl-history", daemon=True)
 
-    def __enter__(self) -> HistoryKeeper:
+    def __enter__(self) -> HistoryThread:
         self._thread.start()
         return self
 

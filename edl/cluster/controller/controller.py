@@ -23,7 +23,7 @@ from edl.cluster.controller.liveness import LivenessProbe, LivenessServer
 from edl.cluster.controller.policy_runner import PolicyRunner
 from edl.cluster.controller.tenant_requests import TenantRequests
 from edl.cluster.fleet.fleet import Fleet
-from edl.cluster.fleet.runner import FleetRunner, LeaseKeeper
+from edl.cluster.fleet.runner import FleetRunner, LeaseManager
 from edl.cluster.lifecycle import ClusterEventKind
 from edl.cluster.nodes import check_format, check_settings, open_cluster
 from edl.cluster.plan import (
@@ -642,7 +642,7 @@ class ControllerTerm:
         self._reasons = ReasonWriter(self._writer)
         self._tenants = TenantRequests(store, self._writer, wake)
         self._policies = policies
-        self._leases: LeaseKeeper | None = None
+        self._leases: LeaseManager | None = None
         self._refused: dict[str, str] = {}  # job -> why its last order was refused
         self._removed_s = time.monotonic()  # when ended jobs were removed last
         self._tidied_s = 0.0  # by the monotonic clock
@@ -657,7 +657,7 @@ class ControllerTerm:
 
     def borrow(self, runner: FleetRunner, limits: LeaseLimits) -> None:
         """From now on, borrow hosts from an engine, within `limits`; `runner` talks to it."""
-        self._leases = LeaseKeeper(self._store, self._writer, runner, limits, self._say)
+        self._leases = LeaseManager(self._store, self._writer, runner, limits, self._say)
 
     def turn(self) -> float:
         """Read, plan, write and carry out; return how long to wait for a change, in seconds."""

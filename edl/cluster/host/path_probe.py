@@ -60,7 +60,7 @@ class PathProbe:
         with self._changed:
             new = [path for path in wanted if path not in self._paths]
             for path in wanted:
-                self._look_again(path, now_s)
+                self._probe_again(path, now_s)
             self._forget_others(now_s)
             self._start_thread(now_s)
             if new:
@@ -71,7 +71,7 @@ class PathProbe:
     def _is_known(self, path: str) -> bool:
         return self._paths[path].is_there is not None
 
-    def _look_again(self, path: str, now_s: float) -> None:
+    def _probe_again(self, path: str, now_s: float) -> None:
         """Let `path` be looked up, if that was long ago; forget its answer if a look hangs."""
         one = self._paths.setdefault(path, _Path())
         one.asked_s = now_s

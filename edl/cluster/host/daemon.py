@@ -229,7 +229,7 @@ TAKEN_BACK_S = 10.0  # for the leader to take back what a leaving host had
 FORMER_S = 2.0  # beyond a session time-out, for the offer of a former `edl host` to vanish
 
 
-class HostKeeper:
+class HostDaemon:
     """The work of the process `edl host`, which keeps the agents of jobs on one host."""
 
     def __init__(
@@ -549,7 +549,7 @@ class HostSettings:
     lease: str = ""  # the lease under which another engine lends the host; empty: under none
 
 
-def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]) -> None:
+def run_host_daemon(store: ClusterStore, own: HostSettings, say: Callable[[str], None]) -> None:
     """Keep a host of a cluster until a signal ends this process."""
     host, cluster, session = own.settings.host, store.paths.name, store.nodes.session
     access = session.access
@@ -603,7 +603,7 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
     runs = AssignedRuns(store, connect, PathProbe(), users=own.users)
     with server:
         served = replace(offer, port=server.port)
-        HostKeeper(store, host, served, mark, agents, runs, say, within_s).run()
+        HostDaemon(store, host, served, mark, agents, runs, say, within_s).run()
 
 
 def _secret_of(store: ClusterStore, job: str) -> str | None:
