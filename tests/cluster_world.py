@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edl.cluster.lifecycle import JobLife, LifeResult, LifeState
+from edl.cluster.lifecycle import JobLifecycle, LifeResult, LifeState
 from edl.cluster.plan import ClusterPlan, plan
 from edl.cluster.policies.registry import policy_named
 from edl.cluster.records import (
@@ -28,13 +28,13 @@ from edl.cluster.records import (
 )
 from edl.cluster.state import ClusterPolicy
 from edl.cluster.view import (
+    Action,
     AgentView,
     ClusterView,
     CreateRun,
     HostView,
     JobMeasurements,
     JobView,
-    Order,
     PlaceRun,
     RunView,
 )
@@ -68,7 +68,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Request:
-    """What the plan reads of a manifest."""
+    """What the plan reads of a manifest: stands for a JobManifest."""
 
     min: int = 1
     max: int = 4
@@ -138,7 +138,7 @@ class Submitted:
     request: Request
     left: float
     wanted: Wanted = field(default_factory=Wanted)
-    life: JobLife = field(default_factory=JobLife)
+    life: JobLifecycle = field(default_factory=JobLifecycle)
     life_version: int = 0
     run: Run | None = None
     measured: JobMeasurements = field(default_factory=JobMeasurements)
@@ -189,7 +189,7 @@ class Controller:
     jobs: list[JobView] | None = None  # the first half of what it reads
     versions: dict[str, int] = field(default_factory=dict)
     plan: ClusterPlan | None = None
-    orders: list[Order] = field(default_factory=list)
+    orders: list[Action] = field(default_factory=list)
     paths: dict[str, Mapping[str, bool]] = field(default_factory=dict)  # as hosts have said
 
 
@@ -532,7 +532,7 @@ class World:
         self.check()
         return True
 
-    def carries_out(self, controller: Controller, order: Order) -> None:
+    def carries_out(self, controller: Controller, order: Action) -> None:
         """Carry out one order, under the fence."""
         job = self.jobs.get(order.job)
         if controller.term != self.term or job is None:

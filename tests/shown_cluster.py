@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, JobLife, LifeState
+from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, JobLifecycle, LifeState
 from edl.cluster.manifest import JobManifest
 from edl.cluster.records import (
     AllocationRecord,
@@ -31,7 +31,7 @@ def stored(name: str, order: int, state: LifeState = LifeState.QUEUED, **limits:
     """Return a job as ZooKeeper has it; ``limits`` are values of its manifest."""
     manifest = JobManifest(name, ("python", "train.py"), 1, 4, **limits)
     slots = 2 if state is LifeState.RUNNING else 0
-    life = JobLife(
+    life = JobLifecycle(
         state, slots=slots, since_s=NOW, submitted_s=NOW - 60.0, run=RUN if slots else ""
     )
     return StoredJob(name, order, NOW - 60.0, manifest, Wanted(), life, 0)

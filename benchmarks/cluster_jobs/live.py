@@ -17,8 +17,8 @@ from benchmarks.cluster_jobs.profiling import Profiles
 from benchmarks.cluster_jobs.workload import HOSTS, SLOTS, WorkloadJob
 from benchmarks.jobs import BenchmarkError
 from edl.client import Cluster
+from edl.cluster.client.client import job_manifest
 from edl.cluster.client.connection import connected_cluster
-from edl.cluster.client.manifest_reading import job_manifest
 from edl.cluster.lifecycle import LifeState
 from edl.cluster.records import ControllerRecord
 from edl.cluster.store import ClusterSnapshot, ClusterStore

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from edl.cluster.manifest import (
-    MOST_BYTES,
+    MAX_BYTES,
     JobManifest,
     decoded_manifest,
     manifest_of_values,
@@ -360,7 +360,7 @@ def target_of(request: Request) -> str:
     return (path + (b"?" + query if query else b"")).decode("latin-1")
 
 
-async def read_body(request: Request, most: int = MOST_BYTES, within_s: float = BODY_S) -> bytes:
+async def read_body(request: Request, most: int = MAX_BYTES, within_s: float = BODY_S) -> bytes:
     parts, size = [], 0
     try:
         async with asyncio.timeout(within_s):

@@ -36,7 +36,7 @@ from edl.api.requests import JSON, YAML, Caller, HttpError, answer, sent_manifes
 from edl.client import Cluster
 from edl.client.waiting import flat_of_cluster
 from edl.cluster.client.client import STATES
-from edl.cluster.client.history_file import MOST_ROWS, HistoryFile
+from edl.cluster.client.history_file import MAX_ROWS, HistoryFile
 from edl.cluster.lifecycle import ClusterEvent
 from edl.cluster.policies.registry import POLICIES
 from edl.cluster.records import Wanted
@@ -370,7 +370,7 @@ T = TypeVar("T")
 
 of_history = APIRouter(prefix="/v1/history", tags=["history"])
 JobName = Annotated[str | None, Query(description="Only what is about the job of this name.")]
-RowLimit = Annotated[int, Query(description="No more than so many.", ge=1, le=MOST_ROWS)]
+RowLimit = Annotated[int, Query(description="No more than so many.", ge=1, le=MAX_ROWS)]
 Seconds = Annotated[float, Query(ge=0.0, le=1e12)]
 
 
@@ -421,7 +421,7 @@ async def history_of_slots(
     begin_s: Seconds = 0.0,
     end_s: Seconds = 1e12,
     job: JobName = None,
-    limit: RowLimit = MOST_ROWS,
+    limit: RowLimit = MAX_ROWS,
 ) -> Response:
     """List who had which slots between two times, as a Gantt chart shows it, the earliest first."""
     found = await _ask(request, caller.by, lambda one: one.slots(begin_s, end_s, job, limit))
@@ -434,7 +434,7 @@ async def audit(
     caller: By,
     after: After = -1,
     job: JobName = None,
-    limit: RowLimit = MOST_ROWS,
+    limit: RowLimit = MAX_ROWS,
 ) -> Response:
     """List what users have asked for, the oldest first."""
     found = await _ask(request, caller.by, lambda one: one.audit(after, job, limit))

@@ -19,7 +19,7 @@ from edl import config
 from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption, columns, print_table
 from edl.cluster.client.client import Cluster
 from edl.cluster.queues import QueueStatus
-from edl.cluster.store import MOST_BYTES
+from edl.cluster.store import MAX_BYTES
 from edl.errors import UsageError
 from edl.text import counted, rounded, verb
 from edl.zookeeper.access import CLUSTERS, replace_file
@@ -173,7 +173,7 @@ def set_secret(
     if file is not None:
         try:
             with file.open("rb") as opened:
-                content = opened.read(MOST_BYTES + 1)
+                content = opened.read(MAX_BYTES + 1)
         except OSError as error:
             raise UsageError(f"cannot read {file}: {error.strerror}") from None
     elif sys.stdin is None:  # the parent has closed it
@@ -181,7 +181,7 @@ def set_secret(
     elif sys.stdin.isatty():
         content = getpass.getpass(f"Value of the secret {name}: ").encode()
     else:
-        content = sys.stdin.buffer.read(MOST_BYTES + 2).removesuffix(b"\n")
+        content = sys.stdin.buffer.read(MAX_BYTES + 2).removesuffix(b"\n")
     with Cluster(cluster, zookeeper) as client:
         client.secrets.set(name, content)
         typer.echo(f"secret {name} is set in cluster {client.name}")

@@ -38,10 +38,9 @@ from edl.cli.common import (
 from edl.client.connection import connected
 from edl.cluster.client.client import Cluster
 from edl.cluster.client.connection import DEFAULT_NAME, access_to_start, connected_cluster
-from edl.cluster.client.history_file import HistoryFile, history_path
+from edl.cluster.client.history_file import HistoryFile, HistoryThread, history_path
 from edl.cluster.client.plans import plan_with_host
 from edl.cluster.controller.controller import Controller
-from edl.cluster.controller.history_keeper import HistoryKeeper
 from edl.cluster.controller.policy_runner import BackgroundProcess, slots_here
 from edl.cluster.fleet.options import FleetOptions, LeaseOwner, fleet_of
 from edl.cluster.nodes import own_version
@@ -257,7 +256,7 @@ def start(
             server = BackgroundProcess([*api_words, *where], "the HTTP API", say)
             server.start()
             stack.callback(server.end, API_END_S)
-        stack.enter_context(HistoryKeeper(client, HistoryFile(history_path(name)), say))
+        stack.enter_context(HistoryThread(client, HistoryFile(history_path(name)), say))
         run_controller(controller, host)
     say("has ended")
 

@@ -16,7 +16,7 @@ from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption, line_writ
 from edl.client.connection import choose_job, connected
 from edl.cluster.client.access import NO_CLUSTER, known_store, store_of_job
 from edl.cluster.client.connection import connected_cluster
-from edl.cluster.client.history_file import MOST_ROWS, HistoryFile, history_path
+from edl.cluster.client.history_file import MAX_ROWS, HistoryFile, history_path
 from edl.cluster.history import JobHistory, SlotInterval
 from edl.config import LOOPBACK
 from edl.text import counted, rounded
@@ -121,7 +121,7 @@ def history(
         file = HistoryFile(history_path(name))
         file.fill(lambda after: store.events.read(after), store.nodes.uid())
     now_s = time.time()
-    jobs = file.jobs(now_s, job, most=SHOWN if job is None and not as_json else MOST_ROWS)
+    jobs = file.jobs(now_s, job, most=SHOWN if job is None and not as_json else MAX_ROWS)
     slots = () if job is None else file.slots(0.0, now_s, job)
     if as_json:
         for one in jobs:

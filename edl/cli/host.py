@@ -17,7 +17,7 @@ from edl.cli.common import (
     settings_of_agent,
 )
 from edl.cluster.client.connection import connected_cluster
-from edl.cluster.host.keeper import HostSettings, keep_host
+from edl.cluster.host.daemon import HostSettings, run_host_daemon
 from edl.cluster.host.processes import check_slices
 from edl.cluster.host.users import job_users
 from edl.cluster.host_jobs import slot_limits
@@ -150,7 +150,7 @@ def host(
         where = own_address(settings.address, settings.network_interface, hosts)
         offer = settings, where, numbers, labels, kind or ""
         own = HostSettings(*offer, users=users, limits=limits, lease=lease or "")
-        keep_host(store, own, line_writer())
+        run_host_daemon(store, own, line_writer())
 
 
 def _labels(words: Sequence[str]) -> dict[str, str]:

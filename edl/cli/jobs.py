@@ -30,8 +30,7 @@ from edl.client.connection import connected
 from edl.client.job import ObservedJobs
 from edl.cluster.candidates import ThroughputPoint
 from edl.cluster.client.access import NO_CLUSTER, known_access, known_accesses, known_store
-from edl.cluster.client.client import STATES, Cluster
-from edl.cluster.client.manifest_reading import manifest_in, read_job_manifest
+from edl.cluster.client.client import STATES, Cluster, manifest_in, read_job_manifest
 from edl.cluster.client.waiting import TIMED_OUT, wait_exit_code
 from edl.cluster.lifecycle import ClusterEvent, LifeState
 from edl.cluster.manifest import JobManifest

@@ -4,7 +4,7 @@
 the policy:
 
 1. **Jobs that may not be preempted** get slots only within the quota of their queue, because others
-   could not get them back (:func:`edl.cluster.tenants.quota_limits`).
+   could not get them back (:func:`edl.cluster.queues.quota_limits`).
 2. **Shares.** :func:`edl.cluster.queues.queue_shares` says how many slots each queue may
    have now. Its quota is met before anything else.
 3. **The policy** is asked about each queue, with as many slots as that.
@@ -35,10 +35,16 @@ from typing import Any
 from edl.cluster.candidates import ActiveJob, StepTimeModels, find_active_jobs, hosts_with_slots
 from edl.cluster.lifecycle import LifeState
 from edl.cluster.placing import JobSize, place_stably, trimmed
-from edl.cluster.queues import NO_QUEUE, QueueRequest, queue_shares, surplus_slots
-from edl.cluster.records import AllocationRecord, LeaseTable, QueueRecord
+from edl.cluster.queues import (
+    NO_QUEUE,
+    QueueRequest,
+    QuotaRequest,
+    queue_shares,
+    quota_limits,
+    surplus_slots,
+)
+from edl.cluster.records import AllocationRecord, QueueRecord
 from edl.cluster.state import Allocation, ClusterPolicy, ClusterState, Node, slot_count, violation
-from edl.cluster.tenants import QuotaRequest, quota_limits
 from edl.cluster.view import ClusterView, DeviceTable, JobView
 from edl.spec import Sizes
 from edl.text import counted, verb, workers
@@ -422,7 +428,7 @@ def _sized(jobs: Sequence[ActiveJob], decision: Allocation, slots: int) -> list[
 
 
 @dataclass(frozen=True)
-class HeldSlots:
+class KeepAllocation:
     """The cluster policy that changes nothing: each job keeps its slots, and no job gets more."""
 
     why: str = ""  # why the cluster's policy is not asked, as a sentence for the reasons
@@ -440,38 +446,6 @@ class HeldSlots:
                 what = f"has {size} of at least {job.min_slots} slots, and gets no others"
             reasons[job.name] = f"{what}: {self.why}"
         return Allocation(kept, reasons, cluster.state)
-
-
-# ------------------------------------------------------------
-# Decide how a cluster goes on when its controller borrows hosts from another engine than before.
-#
-# Only a controller of the former engine can ask that engine to take its hosts back. So while the
-# records have leases of it, the present engine is asked for nothing, and the records stay as they
-# are: the hosts keep their jobs, and a controller of the former engine goes on with them.
-
-
-def table_for(engine: str, table: LeaseTable, forget: str = "") -> LeaseTable:
-    """Return the record of the leases with which a leader that borrows from `engine` goes on."""
-    if table.engine == engine or (_lease_count(table) and table.engine != forget):
-        return table
-    return replace(LeaseTable(engine), last=table.last)  # no number is used twice
-
-
-def without_asking(engine: str, table: LeaseTable) -> LeaseTable:
-    """Return `table`, of another engine, with the reason why `engine` is asked for nothing."""
-    former = table.engine
-    why = (
-        f"{engine} is asked for no host while {former} has {counted(_lease_count(table), 'lease')} "
-        f"of this cluster, which only a controller with --fleet {former} gives back: start it in "
-        f"place of this one, with --max-hosts 0, and drain those hosts; if {former} is gone for "
-        f"good, start one with --fleet {engine} --forget-fleet {former}"
-    )
-    # The former engine is asked again without a rest.
-    return replace(table, why=why, failures=0, not_before_s=0.0)
-
-
-def _lease_count(table: LeaseTable) -> int:
-    return sum(not one.is_over for one in table.leases.values()) + len(table.strays)
 
 
 SPARED = "keeps its fewest slots: no job is halted for another queue where smaller ones are enough"
@@ -671,17 +645,17 @@ def _together(
         found.reasons |= answer.reasons
         found.batches |= answer.batches
         found.state |= answer.state
-    queues, ranked = request.cluster.queues, sorted(request.active, key=rank_in_queue)
+    queues, by_priority = request.cluster.queues, sorted(request.active, key=rank_in_queue)
     sizes = {name: sum(target.values()) for name, target in found.targets.items()}
     surplus = surplus_slots(
         [
             (one.job.name, one.job.manifest.queue, sizes[one.job.name])
-            for one in ranked
+            for one in by_priority
             if one.job.name in sizes
         ],
         queues,
     )
-    for one in ranked:
+    for one in by_priority:
         name, queue = one.job.name, one.job.manifest.queue
         quota = queues.get(queue, NO_QUEUE).quota
         if name in surplus:
@@ -750,7 +724,7 @@ def allocate(
     is_recent = 0.0 <= table.now_s - last.at_s < cluster.settings.interval_s
     if inputs == last.inputs and is_recent:
         return last, obstacles
-    is_held = isinstance(policy, HeldSlots)
+    is_held = isinstance(policy, KeepAllocation)
     request = AllocationRequest(active, nodes, cluster, policy, table.now_s)
     answer = ask_by_queue(request) if cluster.queues and not is_held else ask_protecting(request)
     if answer.problem:
@@ -762,7 +736,7 @@ def allocate(
     answer.targets |= profiles.targets
     for name, what in profiles.reasons.items():
         answer.reasons[name] = f"{what}: {answer.reasons[name]}"
-    held = policy.why if isinstance(policy, HeldSlots) else ""
+    held = policy.why if isinstance(policy, KeepAllocation) else ""
     record = _recorded(answer, last, inputs, table.now_s)
     return replace(record, profiled=given, held=held), obstacles
 

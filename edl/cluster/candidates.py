@@ -15,13 +15,13 @@ from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Annotated
 
-from edl.cluster.lifecycle import JobLife, LifeResult, LifeState
+from edl.cluster.lifecycle import JobLifecycle, LifeResult, LifeState
+from edl.cluster.manifest import PolicyHints
 from edl.cluster.records import SEPARATOR, tenant_of
 from edl.cluster.state import EXACT, ClusterJob, StepTimeError
 from edl.cluster.view import (
     ClusterView,
     DeviceTable,
-    JobHints,
     JobMeasurements,
     JobView,
     PathCheck,
@@ -165,7 +165,7 @@ def batching_of(job: JobView) -> Batching:
 
 
 def speed_samples(
-    measured: JobMeasurements, hints: JobHints, batching: Batching
+    measured: JobMeasurements, hints: PolicyHints, batching: Batching
 ) -> tuple[StepTimeSample, ...]:
     """Return all known step times of a job: measured ones, then those of curves."""
     return tuple(one for one, _ in sourced_samples(measured, hints, batching))
@@ -181,7 +181,7 @@ class ThroughputSource(StrEnum):
 
 
 def sourced_samples(
-    measured: JobMeasurements, hints: JobHints, batching: Batching
+    measured: JobMeasurements, hints: PolicyHints, batching: Batching
 ) -> tuple[tuple[StepTimeSample, ThroughputSource], ...]:
     """Return the known step times of a job as `speed_samples` does, each with its source."""
     found = [(one, ThroughputSource.MEASURED) for one in measured.steps]
@@ -282,7 +282,7 @@ HAS_SLOTS = (LifeState.STARTING, LifeState.RUNNING)
 # (bf_max_job_test).
 MAX_ASKED = 500
 
-FEWEST_ASKED = 50  # of each queue, however many there are
+MIN_ASKED = 50  # of each queue, however many there are
 
 
 @dataclass(frozen=True)
@@ -364,7 +364,7 @@ def find_active_jobs(
     nodes = hosts_with_slots(cluster, table)
     choices = _HostChoices(cluster, table, nodes)
     count = len(cluster.queues)
-    most = MAX_ASKED if count < 2 else max(FEWEST_ASKED, MAX_ASKED // count)
+    most = MAX_ASKED if count < 2 else max(MIN_ASKED, MAX_ASKED // count)
     waiting: Counter[tuple[object, ...]] = Counter()
     queue: tuple[object, ...]
     found, obstacles = [], {}
@@ -457,7 +457,7 @@ class _HostChoices:
         found = self._kept.get(key)
         if found is None:
             name = tenant and f"{tenant}{SEPARATOR}"  # no job is called so
-            found = self._kept[key] = self._choose(replace(job, name=name, life=JobLife()))
+            found = self._kept[key] = self._choose(replace(job, name=name, life=JobLifecycle()))
         if job.manifest.labels and any(job.name in host.assigned.jobs for host in self._silent):
             return self._choose(job)  # it may use that host, whose labels are not known now
         # Not that one if other limits hold where it has devices, or has failed to start.

@@ -38,6 +38,7 @@ from dataclasses import dataclass, replace
 
 from edl.cluster.candidates import obstacle
 from edl.cluster.lifecycle import LifeState
+from edl.cluster.queues import QuotaRequest, quota_limits
 from edl.cluster.records import (
     FORMAT,
     HostLease,
@@ -48,7 +49,6 @@ from edl.cluster.records import (
     LeaseTable,
     tenant_of,
 )
-from edl.cluster.tenants import QuotaRequest, quota_limits
 from edl.cluster.view import ClusterView, HostView, JobView, leases_by, missing_paths
 from edl.errors import some
 from edl.text import counted, verb
@@ -196,7 +196,7 @@ def _counts(
 
 PREFIX = "l"  # of the name of a lease, before its number
 
-FIRST_REST_S, MOST_REST_S = 10.0, 300.0
+FIRST_REST_S, MAX_REST_S = 10.0, 300.0
 
 SOON_S = 60.0  # a host that ends so soon after it came, and was not told to, has failed, too
 
@@ -235,7 +235,7 @@ def decide_leases(
     """Return the leases that the cluster has, asks for and gives back now."""
     if answer is None:
         return LeaseDecision(table)
-    table = leases_by(now_s, table, MOST_REST_S)
+    table = leases_by(now_s, table, MAX_REST_S)
     draft = _Draft(table, answer, cluster, limits, now_s)
     for name, record in table.leases.items():
         draft.advance(name, record)
@@ -604,10 +604,42 @@ class _Draft:
         if not self._failures or _number(name) > self._failed_to:
             self._failures += 1
             self._failed_to = self._last
-        rest_s = min(MOST_REST_S, FIRST_REST_S * 2.0 ** min(self._failures - 1, 10))
+        rest_s = min(MAX_REST_S, FIRST_REST_S * 2.0 ** min(self._failures - 1, 10))
         self._not_before_s = self._now_s + rest_s
         self._why = f"{name} came to nothing: {why}"
         self._news.append((f"{self._why}; the next one waits {rest_s:g} s", host))
 
     def _note(self, what: str, why: str, host: str) -> None:
         self._news.append((f"{what}: {why}" if why else what, host))
+
+
+# ------------------------------------------------------------
+# Decide how a cluster goes on when its controller borrows hosts from another engine than before.
+#
+# Only a controller of the former engine can ask that engine to take its hosts back. So while the
+# records have leases of it, the present engine is asked for nothing, and the records stay as they
+# are: the hosts keep their jobs, and a controller of the former engine goes on with them.
+
+
+def table_for(engine: str, table: LeaseTable, forget: str = "") -> LeaseTable:
+    """Return the record of the leases with which a leader that borrows from `engine` goes on."""
+    if table.engine == engine or (_lease_count(table) and table.engine != forget):
+        return table
+    return replace(LeaseTable(engine), last=table.last)  # no number is used twice
+
+
+def without_asking(engine: str, table: LeaseTable) -> LeaseTable:
+    """Return `table`, of another engine, with the reason why `engine` is asked for nothing."""
+    former = table.engine
+    why = (
+        f"{engine} is asked for no host while {former} has {counted(_lease_count(table), 'lease')} "
+        f"of this cluster, which only a controller with --fleet {former} gives back: start it in "
+        f"place of this one, with --max-hosts 0, and drain those hosts; if {former} is gone for "
+        f"good, start one with --fleet {engine} --forget-fleet {former}"
+    )
+    # The former engine is asked again without a rest.
+    return replace(table, why=why, failures=0, not_before_s=0.0)
+
+
+def _lease_count(table: LeaseTable) -> int:
+    return sum(not one.is_over for one in table.leases.values()) + len(table.strays)

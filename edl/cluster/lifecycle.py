@@ -25,11 +25,11 @@ from edl.errors import IllegalTransition, UsageError
 from edl.record import Record
 from edl.text import excerpts
 
-MOST_BACK_OFF_S = 300.0  # the longest wait before a job is tried again
+MAX_BACK_OFF_S = 300.0  # the longest wait before a job is tried again
 
 _TOKEN_LENGTH = 24  # hexadecimal digits of a run's token
 
-STABLE_S = MOST_BACK_OFF_S  # after so long in training a failure counts as the first one again
+STABLE_S = MAX_BACK_OFF_S  # after so long in training a failure counts as the first one again
 
 
 class LifeState(StrEnum):
@@ -173,7 +173,7 @@ class HostLimit(Record):
 
 
 @dataclass(frozen=True)
-class JobLife(Record):
+class JobLifecycle(Record):
     """The record of what a cluster's leader has made of a job, at the node `life` of the job."""
 
     # Times are in seconds since 1970.
@@ -205,7 +205,7 @@ class JobLife(Record):
     # how long its last start took until its first step, in seconds; 0: not known
     start_s: float = 0.0
 
-    def after(self, event: LifeEvent, reason: str, now_s: float, **changes: Any) -> JobLife:
+    def after(self, event: LifeEvent, reason: str, now_s: float, **changes: Any) -> JobLifecycle:
         """Return the record after `event`, with the state that `TRANSITIONS` says."""
         transition = TRANSITIONS[self.state].get(event)
         if transition is None:
@@ -236,7 +236,7 @@ class JobLife(Record):
             "not_before_s": now_s + back_off_s(tries),
         }
 
-    def counted(self, slots: int, now_s: float) -> JobLife:
+    def counted(self, slots: int, now_s: float) -> JobLifecycle:
         """Return the record with the slot-seconds until `now_s` added, and `slots` from then."""
         if slots == self.slots:
             return self
@@ -250,7 +250,7 @@ class JobLife(Record):
 
 def back_off_s(tries: int) -> float:
     """Return how long a job waits after `tries` failures in a row, 1 or more, in seconds."""
-    return float(min(MOST_BACK_OFF_S, 2.0 ** min(tries - 1, 20)))
+    return float(min(MAX_BACK_OFF_S, 2.0 ** min(tries - 1, 20)))
 
 
 def run_token(order: int, number: int) -> str:
@@ -322,7 +322,7 @@ class ClusterEvent(Record):
 # Decide which changes of a user's goal for a job of a cluster are allowed, and describe them.
 
 
-def deleted(before: Wanted, life: JobLife, once: bool = False) -> Wanted:
+def deleted(before: Wanted, life: JobLifecycle, once: bool = False) -> Wanted:
     """Return what is wanted of a job that a user deletes: that it is gone."""
     # a repeated request: the job may have ended because of the first
     if once and before.goal is Goal.GONE:
@@ -331,7 +331,7 @@ def deleted(before: Wanted, life: JobLife, once: bool = False) -> Wanted:
     return replace(before, goal=Goal.GONE, removed=removed)
 
 
-def check_change(job: str, life: JobLife, before: Wanted, after: Wanted) -> None:
+def check_change(job: str, life: JobLifecycle, before: Wanted, after: Wanted) -> None:
     """Raise an error if it is too late to change what users want of `job`."""
     if life.state is LifeState.ENDED and after.goal is not Goal.GONE:
         how = life.result or "ended"

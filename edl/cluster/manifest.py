@@ -48,11 +48,11 @@ def first_control_character(text: str) -> tuple[str, int] | None:
     return None if found is None else (found[0], found.start())
 
 
-MOST_WORKERS = 100_000  # of one job; a plan may go through all sizes
+MAX_WORKERS = 100_000  # of one job; a plan may go through all sizes
 
-MOST_PRIORITY = 1_000_000  # and as much below 0
+MAX_PRIORITY = 1_000_000  # and as much below 0
 
-MOST_ITEMS = 1000  # of a list
+MAX_ITEMS = 1000  # of a list
 
 VARIABLE_RULE = "letters, digits and underscores, not beginning with a digit"
 
@@ -68,7 +68,7 @@ _Variable = Annotated[
 
 _Text = Annotated[str, Meta(min_length=1)]
 
-_Workers = Annotated[int, Meta(ge=1, le=MOST_WORKERS)]
+_Workers = Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
 
 _Samples = Annotated[int, Meta(ge=1, le=10**12)]
 
@@ -156,7 +156,7 @@ class JobManifest(Record):
         tuple[str, ...],
         Meta(
             min_length=1,
-            max_length=MOST_ITEMS,
+            max_length=MAX_ITEMS,
             description="the command line of each worker, as a list of words; no shell reads it",
         ),
     ]
@@ -172,7 +172,7 @@ class JobManifest(Record):
     sizes: Annotated[
         tuple[_Workers, ...],
         Meta(
-            max_length=MOST_ITEMS,
+            max_length=MAX_ITEMS,
             description="only these numbers of workers, like `[1, 2, 4]`. Default: all from `min` "
             "to `max`",
         ),
@@ -199,7 +199,7 @@ class JobManifest(Record):
     secrets: Annotated[
         tuple[_Name, ...],
         Meta(
-            max_length=MOST_ITEMS,
+            max_length=MAX_ITEMS,
             description="names of [secrets of the cluster](../guides/cluster-of-jobs.md#secrets), "
             "like `[wandb-token]`; the command reads each from the file of that name in the "
             "directory `EDL_SECRETS_DIR`",
@@ -208,7 +208,7 @@ class JobManifest(Record):
     data: Annotated[
         tuple[_Text, ...],
         Meta(
-            max_length=MOST_ITEMS,
+            max_length=MAX_ITEMS,
             description="files and directories that must exist on a host before the job gets a "
             "slot there; relative to `cwd`",
         ),
@@ -235,8 +235,8 @@ class JobManifest(Record):
     priority: Annotated[
         int,
         Meta(
-            ge=-MOST_PRIORITY,
-            le=MOST_PRIORITY,
+            ge=-MAX_PRIORITY,
+            le=MAX_PRIORITY,
             description="jobs of a higher priority come first; it can be changed later",
         ),
     ] = 0
@@ -251,7 +251,7 @@ class JobManifest(Record):
     after: Annotated[
         tuple[_Name, ...],
         Meta(
-            max_length=MOST_ITEMS,
+            max_length=MAX_ITEMS,
             description="jobs of the cluster that must have finished before this one first starts",
         ),
     ] = ()
@@ -742,7 +742,7 @@ def _without_links(text: str) -> str:
 # {VERSION: 1.10}` the variable is "1.10", and `no` is "no".
 
 
-MOST_BYTES = 65536  # of a manifest; ZooKeeper holds at most 1 MB in a node, and all in memory
+MAX_BYTES = 65536  # of a manifest; ZooKeeper holds at most 1 MB in a node, and all in memory
 
 _JSON_PER_YAML = 4  # the most bytes of JSON that a byte of a manifest's file becomes, about
 
@@ -804,8 +804,8 @@ def _as_yaml(value: Any, key: _Key) -> YamlValue:
 
 def _check_size(size: int, source: str) -> None:
     """Raise a ManifestError if the file `source` has `size` bytes, and that is too many."""
-    if size > MOST_BYTES:
-        what = f"it has more than {MOST_BYTES} bytes, and no manifest needs so many"
+    if size > MAX_BYTES:
+        what = f"it has more than {MAX_BYTES} bytes, and no manifest needs so many"
         raise ManifestError(source, 0, f"{what}; is it the right file?")
 
 

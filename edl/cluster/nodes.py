@@ -47,7 +47,7 @@ from edl.zookeeper.session import Refused, Session
 #         jobs/<job>     {key}: the digest of the key that the job was submitted with
 #         jobs/<job>/manifest   JobManifest; never changes; its creation is the submission
 #         jobs/<job>/wanted     Wanted; clients; compare-and-set
-#         jobs/<job>/life       JobLife; empty until the leader has seen the job; the leader
+#         jobs/<job>/life       JobLifecycle; empty until the leader has seen the job; the leader
 #         jobs/<job>/secret     {secret}: of the job's runs; the leader creates it once
 #         jobs/<job>/measured   MeasuredThroughput: of former runs; absent before there are any
 #         secrets/<name> StoredSecret: a secret of users, sealed; clients

@@ -33,11 +33,11 @@ from typing import NamedTuple
 
 from edl.cluster.allocate import allocate, profile_progress, settled_s
 from edl.cluster.candidates import HAS_SLOTS
-from edl.cluster.lifecycle import ClusterEventKind, JobLife, LifeResult, LifeState
+from edl.cluster.lifecycle import ClusterEventKind, JobLifecycle, LifeResult, LifeState
 from edl.cluster.queues import surplus_slots
 from edl.cluster.reconcile import (
-    Draft,
     JobChange,
+    PlanBuilder,
     advance_lives,
     ask_about_paths,
     end_runs,
@@ -48,13 +48,13 @@ from edl.cluster.reconcile import (
 )
 from edl.cluster.records import AllocationRecord, ClusterRecord, HostAssignment, JobAssignment
 from edl.cluster.state import ClusterPolicy
-from edl.cluster.view import FAILED_S, ClusterView, HostView, JobView, Order, missing_on_borrowed
+from edl.cluster.view import FAILED_S, Action, ClusterView, HostView, JobView, missing_on_borrowed
 from edl.text import counted
 
 AGAIN_S = 1.0  # until the next plan, if something was written or ordered
 # Changes, in one plan, of jobs that have nothing on a host: new ones that are begun, waiting ones
 # that are deleted. Thousands at once would keep the leader from all else.
-MOST_IDLE = 500
+MAX_IDLE = 500
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class ClusterPlan:
     # `orders` are carried out.
 
     # job -> the new record of its life; only those that change
-    lives: Mapping[str, JobLife] = field(default_factory=dict)
+    lives: Mapping[str, JobLifecycle] = field(default_factory=dict)
     # host -> its new assignment; only those that change
     assigned: Mapping[str, HostAssignment] = field(default_factory=dict)
     # the new record of the policy's decision; None: it stays
     allocation: AllocationRecord | None = None
-    orders: tuple[Order, ...] = ()  # what runs are asked to do, in this order
+    orders: tuple[Action, ...] = ()  # what runs are asked to do, in this order
     # the changes of jobs' states in `lives`, in order, for the log of events
     changes: tuple[JobChange, ...] = ()
     # job -> why it has what it has, or why it waits and where in the queue, as a sentence
@@ -94,103 +94,103 @@ class ClusterPlan:
 
 def plan(cluster: ClusterView, policy: ClusterPolicy, now_s: float) -> ClusterPlan:
     """Return what the leader of `cluster` writes and orders next, and why."""
-    draft = Draft(cluster, now_s)
-    advance_lives(draft)
-    end_runs(draft)
-    ask_about_paths(draft)
-    now = replace(cluster, jobs=tuple(draft.jobs.values()), allocation=draft.allocation)
-    draft.allocation, draft.waits = allocate(now, policy, draft.table)
-    give_back(draft)
-    take_devices(draft)
-    stop_runs(draft)
-    return _finished(draft)
+    builder = PlanBuilder(cluster, now_s)
+    advance_lives(builder)
+    end_runs(builder)
+    ask_about_paths(builder)
+    now = replace(cluster, jobs=tuple(builder.jobs.values()), allocation=builder.allocation)
+    builder.allocation, builder.waits = allocate(now, policy, builder.table)
+    give_back(builder)
+    take_devices(builder)
+    stop_runs(builder)
+    return _finished(builder)
 
 
-def _finished(draft: Draft) -> ClusterPlan:
-    """Return the plan: the records and orders in `draft` that differ from what was read."""
-    lives: dict[str, JobLife] = {}
+def _finished(builder: PlanBuilder) -> ClusterPlan:
+    """Return the plan: the records and orders in `builder` that differ from what was read."""
+    lives: dict[str, JobLifecycle] = {}
     later: set[str] = set()
     idle = 0
-    for job in draft.cluster.jobs:
-        life = _tidied(draft, draft.jobs[job.name])
+    for job in builder.cluster.jobs:
+        life = _tidied(builder, builder.jobs[job.name])
         if life == job.life:
             continue
         is_idle = not (job.life.state.has_run or life.state.has_run)
         idle += is_idle
-        if is_idle and idle > MOST_IDLE:
+        if is_idle and idle > MAX_IDLE:
             later.add(job.name)
         else:
             lives[job.name] = life
-    changed = draft.allocation != draft.cluster.allocation
+    changed = builder.allocation != builder.cluster.allocation
     found = ClusterPlan(
         lives=lives,
-        assigned=draft.table.changed(),
-        allocation=draft.allocation if changed else None,
-        orders=tuple(draft.orders),
-        changes=tuple(one for one in draft.changes if one.job not in later),
-        reasons=_reasons(draft),
-        surplus=_surplus(draft),
+        assigned=builder.table.changed(),
+        allocation=builder.allocation if changed else None,
+        orders=tuple(builder.orders),
+        changes=tuple(one for one in builder.changes if one.job not in later),
+        reasons=_reasons(builder),
+        surplus=_surplus(builder),
     )
-    return replace(found, next_s=_next_s(draft, found))
+    return replace(found, next_s=_next_s(builder, found))
 
 
-def _surplus(draft: Draft) -> dict[str, int]:
+def _surplus(builder: PlanBuilder) -> dict[str, int]:
     """Return how many slots of each job are beyond the quota of its queue; only those with any."""
-    if not draft.cluster.queues:
+    if not builder.cluster.queues:
         return {}
-    jobs = sorted(draft.jobs.values(), key=lambda job: (-job.wanted.priority, job.order))
+    jobs = sorted(builder.jobs.values(), key=lambda job: (-job.wanted.priority, job.order))
     sizes = [
-        (job.name, job.manifest.queue, sum(draft.target(job).values()))
+        (job.name, job.manifest.queue, sum(builder.target(job).values()))
         for job in jobs
         if job.life.state in HAS_SLOTS
     ]
-    return surplus_slots(sizes, draft.cluster.queues)
+    return surplus_slots(sizes, builder.cluster.queues)
 
 
-def _tidied(draft: Draft, job: JobView) -> JobLife:
+def _tidied(builder: PlanBuilder, job: JobView) -> JobLifecycle:
     """Return the life of `job` with its slot-seconds until now, without limits that are over."""
     slots = 0
     if job.life.state.has_run:
-        entries = draft.table.entries(job.name, job.life.run)
+        entries = builder.table.entries(job.name, job.life.run)
         slots = sum(len(entry.devices) for entry in entries.values())
-    limits = {host: one for host, one in job.life.limits.items() if one.until_s > draft.now_s}
-    return replace(job.life.counted(slots, draft.now_s), limits=limits)
+    limits = {host: one for host, one in job.life.limits.items() if one.until_s > builder.now_s}
+    return replace(job.life.counted(slots, builder.now_s), limits=limits)
 
 
-def _reasons(draft: Draft) -> dict[str, str]:
+def _reasons(builder: PlanBuilder) -> dict[str, str]:
     """Return why each job has its slots, or why it waits, and where in the queue."""
     queue = sorted(
-        (job for job in draft.jobs.values() if job.life.state is LifeState.QUEUED),
+        (job for job in builder.jobs.values() if job.life.state is LifeState.QUEUED),
         key=lambda job: (-job.wanted.priority, job.order),
     )
     places = {job.name: place for place, job in enumerate(queue, 1)}
-    problem, found = draft.allocation.problem, {}
-    for name, job in draft.jobs.items():
-        why = draft.waits.get(name) or job.unreadable or draft.why(job) or problem
+    problem, found = builder.allocation.problem, {}
+    for name, job in builder.jobs.items():
+        why = builder.waits.get(name) or job.unreadable or builder.why(job) or problem
         if name in places:
             at = f"place {places[name]} of {len(queue)} in the queue"
             why = (why or job.life.reason).removeprefix("waits: ")
-            lacks = draft.cluster.path_checks.of(job.manifest).lacks
-            lacks = lacks or missing_on_borrowed(job, draft.cluster)
-            more = f"; {lacks}" if lacks and lacks not in why else _holders(draft, job)
+            lacks = builder.cluster.path_checks.of(job.manifest).lacks
+            lacks = lacks or missing_on_borrowed(job, builder.cluster)
+            more = f"; {lacks}" if lacks and lacks not in why else _holders(builder, job)
             found[name] = f"{at}: {why}{more}"
         else:
             found[name] = why if why and job.life.state in HAS_SLOTS else job.life.reason
     return found
 
 
-def _holders(draft: Draft, job: JobView) -> str:
+def _holders(builder: PlanBuilder, job: JobView) -> str:
     """Return a clause that says which jobs have the slots of the hosts that `job` may use."""
-    allocation = draft.allocation
-    if draft.waits.get(job.name) or draft.target(job) or allocation.held or allocation.problem:
+    allocation = builder.allocation
+    if builder.waits.get(job.name) or builder.target(job) or allocation.held or allocation.problem:
         return ""  # it does not wait for slots
-    if job.manifest.preemptible is False and draft.cluster.queues:
+    if job.manifest.preemptible is False and builder.cluster.queues:
         return ""  # its quota is in its way
     held: Counter[str] = Counter()
-    for host, name, entry in draft.table.all_entries():
-        offer = draft.cluster.host_named[host].offer
+    for host, name, entry in builder.table.all_entries():
+        offer = builder.cluster.host_named[host].offer
         labels = offer.labels if offer is not None else {}
-        if name == job.name or draft.cluster.is_closed_to(host, job.name):
+        if name == job.name or builder.cluster.is_closed_to(host, job.name):
             continue
         if job.manifest.labels.items() <= labels.items():
             held[name] += len(entry.devices)
@@ -199,18 +199,18 @@ def _holders(draft: Draft, job: JobView) -> str:
     return f"; {', '.join(most)}{others}" if most else ""
 
 
-def _next_s(draft: Draft, found: ClusterPlan) -> float:
+def _next_s(builder: PlanBuilder, found: ClusterPlan) -> float:
     """Return when to plan again even if nothing changes until then, in seconds since 1970."""
-    settings, now_s = draft.settings, draft.now_s
-    times = [*draft.times_s, draft.allocation.at_s + settings.interval_s]
+    settings, now_s = builder.settings, builder.now_s
+    times = [*builder.times_s, builder.allocation.at_s + settings.interval_s]
     if found.acts:
         times.append(now_s + AGAIN_S)
-    for host in draft.cluster.hosts:
+    for host in builder.cluster.hosts:
         times += _times_of_host(found.assigned.get(host.name, host.assigned), settings)
-    for job in draft.jobs.values():
+    for job in builder.jobs.values():
         times += _times_of_job(job, settings)
-        if profile_progress(job, draft.allocation, now_s) is not None:
-            times += [job.life.profile_until_s, settled_s(job, draft.allocation)]
+        if profile_progress(job, builder.allocation, now_s) is not None:
+            times += [job.life.profile_until_s, settled_s(job, builder.allocation)]
     return min((at_s for at_s in times if at_s > now_s), default=now_s + settings.interval_s)
 
 

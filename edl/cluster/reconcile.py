@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from edl.cluster.allocate import profile_end_s
 from edl.cluster.candidates import HAS_SLOTS, has_labels, hosts_with_slots, obstacle
-from edl.cluster.lifecycle import HostLimit, JobLife, LifeEvent, LifeResult, LifeState, run_token
+from edl.cluster.lifecycle import (
+    HostLimit,
+    JobLifecycle,
+    LifeEvent,
+    LifeResult,
+    LifeState,
+    run_token,
+)
 from edl.cluster.placing import trimmed
 from edl.cluster.queues import NO_QUEUE
 from edl.cluster.records import ClusterRecord, Goal, JobAssignment
 from edl.cluster.view import (
-    MOST_BYTES,
+    MAX_BYTES,
+    Action,
     ClusterView,
     CreateRun,
     DeviceTable,
     JobView,
-    Order,
     PlaceRun,
     RunView,
     StopRun,
@@ -77,10 +84,38 @@ def due_event(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
     """Return the event that must happen now in the life of `job`; None: it stays as it is."""
-    return _DUE[job.life.state](job, facts, settings, now_s)
+    goal, run = job.wanted.goal, job.present_run
+    match job.life.state:
+        case LifeState.QUEUED:
+            if goal is Goal.GONE:
+                return PendingEvent(LifeEvent.DELETE, "it was deleted while it waited")
+            if goal is Goal.HALT:
+                return PendingEvent(LifeEvent.HALT, "it was halted while it waited")
+            if facts.lost_before:
+                return PendingEvent(LifeEvent.GIVE_UP, facts.lost_before)
+        case LifeState.HALTED:
+            if goal is Goal.GONE:
+                return PendingEvent(LifeEvent.DELETE, "it was deleted while it was halted")
+            if goal is Goal.RUN:
+                return PendingEvent(LifeEvent.RESUME, "it was resumed")
+        case LifeState.STARTING:
+            return _due_at_start(job, facts, settings, now_s)
+        case LifeState.RUNNING:
+            if run is None:
+                return _failed(job, "its records were removed from ZooKeeper while it trained")
+            if run.state.over:
+                return _ended(job, run)
+            return _stop(job) if goal is not Goal.RUN else None
+        case LifeState.HALTING:
+            # It has not stopped while a process of it may live.
+            if (run is None or run.state.over) and not facts.has_processes:
+                return _stopped(job, run)
+        case LifeState.ENDED:
+            pass
+    return None
 
 
-def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLife:
+def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLifecycle:
     changes = job.life.failed(now_s, due.counts) if due.failed else {}
     if due.event is LifeEvent.RESUME:
         changes = {"tries": 0, "failures": 0, "not_before_s": 0.0}
@@ -92,23 +127,7 @@ def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLife:
     return job.life.after(due.event, excerpt(due.reason), now_s, **changes)
 
 
-# --- one function for each state
-
-
-def _queued(
-    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
-) -> PendingEvent | None:
-    """Return the event that is due for a job that waits for slots; None: it waits on."""
-    if job.wanted.goal is Goal.GONE:
-        return PendingEvent(LifeEvent.DELETE, "it was deleted while it waited")
-    if job.wanted.goal is Goal.HALT:
-        return PendingEvent(LifeEvent.HALT, "it was halted while it waited")
-    if facts.lost_before:
-        return PendingEvent(LifeEvent.GIVE_UP, facts.lost_before)
-    return None
-
-
-def _starting(
+def _due_at_start(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
     """Return the event that is due for a job that starts; None: it goes on starting."""
@@ -138,26 +157,8 @@ def _starting(
     return None
 
 
-def _running(
-    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
-) -> PendingEvent | None:
-    """Return the event that is due for a job that trains; None: it goes on."""
-    run = job.present_run
-    if run is None:
-        return _failed(job, "its records were removed from ZooKeeper while it trained")
-    if run.state.over:
-        return _ended(job, run)
-    return _stop(job) if job.wanted.goal is not Goal.RUN else None
-
-
-def _halting(
-    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
-) -> PendingEvent | None:
-    """Return the event that is due for a job whose run is to stop; None: it has not stopped yet."""
-    run = job.present_run
-    # It has not stopped while a process of it may live.
-    if (run is not None and not run.state.over) or facts.has_processes:
-        return None
+def _stopped(job: JobView, run: RunView | None) -> PendingEvent:
+    """Return the event for `job`, whose run `run` was to stop, and has: it may have finished."""
     if run is not None and run.state is JobState.FINISHED:
         return PendingEvent(LifeEvent.FINISH, run.reason or "it has trained to the end")
     if job.wanted.goal is Goal.GONE:
@@ -175,37 +176,6 @@ def _halting(
         why = why.partition(UNSAVED)[0]  # it says what was to be lost
         also += f"{UNSAVED}: {counted(job.measured.done_steps, 'step')} were lost"
     return PendingEvent(LifeEvent.REQUEUE, f"waits for slots again: {why}{also}")
-
-
-def _halted(
-    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
-) -> PendingEvent | None:
-    if job.wanted.goal is Goal.GONE:
-        return PendingEvent(LifeEvent.DELETE, "it was deleted while it was halted")
-    if job.wanted.goal is Goal.RUN:
-        return PendingEvent(LifeEvent.RESUME, "it was resumed")
-    return None
-
-
-def _nothing(
-    job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
-) -> PendingEvent | None:
-    return None
-
-
-_DUE: Mapping[
-    LifeState, Callable[[JobView, RunHosts, ClusterRecord, float], PendingEvent | None]
-] = {
-    LifeState.QUEUED: _queued,
-    LifeState.STARTING: _starting,
-    LifeState.RUNNING: _running,
-    LifeState.HALTING: _halting,
-    LifeState.HALTED: _halted,
-    LifeState.ENDED: _nothing,
-}
-
-
-# --- what several states have in common
 
 
 def _ended(job: JobView, run: RunView) -> PendingEvent:
@@ -255,7 +225,7 @@ def _hosts_lost(facts: RunHosts) -> str:
 
 
 # ------------------------------------------------------------
-# Hold, in a `Draft`, what one call of the plan of a cluster has decided so far.
+# Hold, in a `PlanBuilder`, what one call of the plan of a cluster has decided so far.
 
 
 @dataclass(frozen=True)
@@ -269,8 +239,8 @@ class JobChange:
     reason: str  # why, in a sentence
 
 
-class Draft:
-    """The draft of a plan: the lives, devices and orders that are decided so far."""
+class PlanBuilder:
+    """The builder of a plan: the lives, devices and orders that are decided so far."""
 
     def __init__(self, cluster: ClusterView, now_s: float) -> None:
         self.cluster, self.now_s = cluster, now_s
@@ -292,17 +262,17 @@ class Draft:
         # name of a job -> why it waits, as a sentence, where that is not the policy's reason
         self.waits: dict[str, str] = {}
         # the orders to runs (to begin, change their devices, stop), in the order of their making
-        self.orders: list[Order] = []
+        self.orders: list[Action] = []
         self.changes: list[JobChange] = []  # the changes of jobs' states, in their order
         # times at which the controller is to plan again even if nothing has changed, in seconds
         # since 1970
         self.times_s: list[float] = []
 
-    def live_on(self, job: JobView, life: JobLife) -> None:
+    def live_on(self, job: JobView, life: JobLifecycle) -> None:
         """Replace the life of `job` in `jobs` by `life`, which has the same state."""
         self.jobs[job.name] = replace(job, life=life)
 
-    def change(self, job: JobView, event: LifeEvent, life: JobLife) -> None:
+    def change(self, job: JobView, event: LifeEvent, life: JobLifecycle) -> None:
         """Replace the life of `job` by `life`, and note the change of its state in `changes`."""
         change = JobChange(job.name, event, job.life.state, life.state, life.reason)
         self.changes.append(change)
@@ -341,11 +311,16 @@ class Draft:
                     usable -= len(entry.devices)
         if slots + usable < job.min_slots:  # else its ring begins on the other hosts
             refusals |= useless
-        tried = bool(self.table.refuses(job.name, job.order))
-        others = self._has_others(job, refusals)
-        before = self._lost_before(job)
-        lost_hosts = tuple(sorted(lost))
-        return RunHosts(slots, lost_hosts, lives, is_dead, refusals, before, others, tried)
+        return RunHosts(
+            slots,
+            tuple(sorted(lost)),
+            has_processes=lives,
+            is_dead=is_dead,
+            refusals=refusals,
+            lost_before=self._lost_before(job),
+            has_others=self._has_others(job, refusals),
+            was_tried=bool(self.table.refuses(job.name, job.order)),
+        )
 
     def _lost_before(self, job: JobView) -> str:
         """Return which job of `after` will never finish, and why, as a sentence; else empty."""
@@ -395,35 +370,39 @@ class Draft:
 # End the runs of a cluster's jobs: tell hosts to end them, free their devices, order stops.
 
 
-def end_runs(draft: Draft) -> None:
+def end_runs(builder: PlanBuilder) -> None:
     """Tell hosts to end the runs that do not go on there, and free the devices of ended ones."""
-    for host, name, entry in draft.table.all_entries():
-        job = draft.jobs.get(name)
-        if job is None or not _goes_on(draft, job, entry) or _is_abandoned(draft, job, host, entry):
-            draft.table.end(host, name)
-        draft.table.release_ended(host, name)
+    for host, name, entry in builder.table.all_entries():
+        job = builder.jobs.get(name)
+        if (
+            job is None
+            or not _goes_on(builder, job, entry)
+            or _is_abandoned(builder, job, host, entry)
+        ):
+            builder.table.end(host, name)
+        builder.table.release_ended(host, name)
 
 
-def stop_runs(draft: Draft) -> None:
-    """Add to `draft` the orders that stop runs: those of halting jobs, and those of no job."""
-    for job in draft.jobs.values():
+def stop_runs(builder: PlanBuilder) -> None:
+    """Add to `builder` the orders that stop runs: those of halting jobs, and those of no job."""
+    for job in builder.jobs.values():
         run, life = job.run, job.life
         if run is None or run.state.over or job.run_is_foreign:
             continue
         if run.token != life.run or not life.state.has_run:
-            draft.orders.append(StopRun(job.name, run.token, False, life.reason))
+            builder.orders.append(StopRun(job.name, run.token, False, life.reason))
         elif life.state is LifeState.HALTING:
-            why = _why_not_saved(draft, job)
+            why = _why_not_saved(builder, job)
             if why is not None or run.state is not JobState.STOPPING:
                 reason = why or life.reason
-                draft.orders.append(StopRun(job.name, run.token, why is None, reason))
+                builder.orders.append(StopRun(job.name, run.token, why is None, reason))
 
 
-def _why_not_saved(draft: Draft, job: JobView) -> str | None:
+def _why_not_saved(builder: PlanBuilder, job: JobView) -> str | None:
     """Return why the run of `job`, which halts, is over at once; None: it saves a checkpoint."""
-    facts = draft.facts(job)
-    if draft.is_late_to_stop(job):
-        return f"it did not stop within {draft.settings.halt_timeout_s:g} s"
+    facts = builder.facts(job)
+    if builder.is_late_to_stop(job):
+        return f"it did not stop within {builder.settings.halt_timeout_s:g} s"
     if not facts.slots:
         return "no host was left on which it could save a checkpoint"
     if facts.is_dead:
@@ -431,7 +410,7 @@ def _why_not_saved(draft: Draft, job: JobView) -> str | None:
     return None
 
 
-def _goes_on(draft: Draft, job: JobView, entry: JobAssignment) -> bool:
+def _goes_on(builder: PlanBuilder, job: JobView, entry: JobAssignment) -> bool:
     """Return whether a run that has devices on a host may go on to use them."""
     life, run = job.life, job.present_run
     if life.run != entry.run or not life.state.has_run:
@@ -439,15 +418,15 @@ def _goes_on(draft: Draft, job: JobView, entry: JobAssignment) -> bool:
     if run is None:
         # one that was never created and is to stop need not be waited for
         return life.state is not LifeState.HALTING
-    return not run.state.over and not draft.is_late_to_stop(job)
+    return not run.state.over and not builder.is_late_to_stop(job)
 
 
-def _is_abandoned(draft: Draft, job: JobView, host: str, entry: JobAssignment) -> bool:
+def _is_abandoned(builder: PlanBuilder, job: JobView, host: str, entry: JobAssignment) -> bool:
     """Return whether a run is to leave a host, and no agent there can say that it has."""
     run = job.present_run
     if run is None or entry.leaving != entry.devices or host in run.agents:
         return False
-    late = draft.now_s - entry.changed_s >= draft.settings.stuck_s
+    late = builder.now_s - entry.changed_s >= builder.settings.stuck_s
     return late and not run.devices.get(host)
 
 
@@ -455,112 +434,113 @@ def _is_abandoned(draft: Draft, job: JobView, host: str, entry: JobAssignment) -
 # Let the events happen in the lives of a cluster's jobs that follow from goals, runs and hosts.
 
 
-def advance_lives(draft: Draft) -> None:
-    """Bring the lives of all jobs in `draft` up to date with users' wishes, runs and hosts."""
-    for name in list(draft.jobs):
-        if not draft.jobs[name].life.submitted_s:
-            _begin(draft, draft.jobs[name])
-        _note_idle(draft, draft.jobs[name])
-        while (due := _due(draft, draft.jobs[name])) is not None:
-            _happen(draft, draft.jobs[name], due)
+def advance_lives(builder: PlanBuilder) -> None:
+    """Bring the lives of all jobs in `builder` up to date with users' wishes, runs and hosts."""
+    for name in list(builder.jobs):
+        if not builder.jobs[name].life.submitted_s:
+            _begin(builder, builder.jobs[name])
+        _note_idle(builder, builder.jobs[name])
+        while True:
+            job = builder.jobs[name]
+            facts = builder.facts(job)
+            due = due_event(job, facts, builder.settings, builder.now_s)
+            if due is None:
+                break
+            _happen(builder, job, due, facts)
     working = {
         host
-        for job in draft.jobs.values()
+        for job in builder.jobs.values()
         if job.life.state is LifeState.RUNNING and (run := job.present_run) is not None
         for host in run.agents
         if run.busy(host)
     }
-    for host in draft.table.hosts:
+    for host in builder.table.hosts:
         if host not in working:  # where a job trains, the fault may be the others'
-            draft.table.take_out(host)
+            builder.table.take_out(host)
 
 
-def _begin(draft: Draft, job: JobView) -> None:
-    """Give `job`, which was just submitted, its first life in `draft`, in the state queued."""
-    submitted_s = job.submitted_s or draft.now_s
+def _begin(builder: PlanBuilder, job: JobView) -> None:
+    """Give `job`, which was just submitted, its first life in `builder`, in the state queued."""
+    submitted_s = job.submitted_s or builder.now_s
     life = replace(
         job.life,
         submitted_s=submitted_s,
         since_s=submitted_s,
-        counted_s=draft.now_s,
+        counted_s=builder.now_s,
         reason="it was submitted",
     )
-    draft.live_on(job, life)
+    builder.live_on(job, life)
 
 
-def _due(draft: Draft, job: JobView) -> PendingEvent | None:
-    """Return the event that must happen now in the life of `job`; None: it stays as it is."""
-    return due_event(job, draft.facts(job), draft.settings, draft.now_s)
-
-
-def _happen(draft: Draft, job: JobView, due: PendingEvent) -> None:
-    """Put the life that `job` has after the event `due` into `draft`, and note the change."""
-    life = life_after(due, job, draft.now_s)
-    facts = draft.facts(job)
+def _happen(builder: PlanBuilder, job: JobView, due: PendingEvent, facts: RunHosts) -> None:
+    """Put the life that `job` has after the event `due` into `builder`, and note the change."""
+    life = life_after(due, job, builder.now_s)
     if due.event is LifeEvent.TRAIN:
-        start_s = max(0.0, draft.now_s - job.life.since_s)
-        life = replace(life, profile_until_s=profile_end_s(job, draft.now_s), start_s=start_s)
-        for host, one in draft.table.refuses(job.name, job.order).items():
-            draft.table.fail(host, job.name, job.order, one.reason, True)
+        start_s = max(0.0, builder.now_s - job.life.since_s)
+        life = replace(life, profile_until_s=profile_end_s(job, builder.now_s), start_s=start_s)
+        for host, one in builder.table.refuses(job.name, job.order).items():
+            builder.table.fail(host, job.name, job.order, one.reason, True)
     elif due.event in (LifeEvent.RESUME, LifeEvent.GIVE_UP):  # the fault was the job's own
-        draft.table.forgive(job.name)
+        builder.table.forgive(job.name)
     elif facts.has_others:
-        for host in facts.refusals or draft.table.entries(job.name, job.life.run):
+        for host in facts.refusals or builder.table.entries(job.name, job.life.run):
             why = facts.refusals.get(host) or (job.present_run.reason if job.present_run else "")
-            draft.table.fail(host, job.name, job.order, excerpt(why), False)
+            builder.table.fail(host, job.name, job.order, excerpt(why), False)
     elif due.event is LifeEvent.TAKE_BACK and due.failed:
-        life = replace(life, limits={**life.limits, **_limits_of_start(draft, job)})
-    draft.change(job, due.event, life)
+        life = replace(life, limits={**life.limits, **_limits_of_start(builder, job)})
+    builder.change(job, due.event, life)
 
 
-def _limits_of_start(draft: Draft, job: JobView) -> dict[str, HostLimit]:
+def _limits_of_start(builder: PlanBuilder, job: JobView) -> dict[str, HostLimit]:
     """Return a limit for each host on which a failed start of `job` had too few workers."""
     run = job.present_run
     if run is None:
         return {}
-    entries = draft.table.entries(job.name, run.token)
+    entries = builder.table.entries(job.name, run.token)
     busy = {host: len(run.busy(host)) for host in entries}
     lived = any(busy.values())
-    until_s = draft.now_s + draft.settings.limit_s
+    until_s = builder.now_s + builder.settings.limit_s
     return {
         host: HostLimit(count, until_s)
         for host, count in busy.items()
         if count < len(entries[host].devices)
         # If no host had a worker, only those that report why are to blame.
-        and (lived or draft.cluster.host_named[host].reports_no_start(job.name, run.token))
+        and (lived or builder.cluster.host_named[host].reports_no_start(job.name, run.token))
     }
 
 
-def _note_idle(draft: Draft, job: JobView) -> None:
+def _note_idle(builder: PlanBuilder, job: JobView) -> None:
     """Note since when devices of a run that trains have had no process, and limit the job there."""
     run = job.present_run
     if job.life.state is not LifeState.RUNNING or run is None or run.state.over:
         return
-    for host, entry in draft.table.entries(job.name, run.token).items():
-        since_s = draft.table.note_idle(host, job.name, _is_idle(draft, job, run, host, entry))
-        limit_s = since_s + job.start_limit_s(draft.settings)
-        agent, view = run.agents.get(host), draft.cluster.host_named[host]
+    for host, entry in builder.table.entries(job.name, run.token).items():
+        since_s = builder.table.note_idle(host, job.name, _is_idle(builder, job, run, host, entry))
+        limit_s = since_s + job.start_limit_s(builder.settings)
+        agent, view = run.agents.get(host), builder.cluster.host_named[host]
         why = view.refusal(job.name, run.token)
         if agent is not None and agent.is_useless(len(entry.devices) - len(entry.leaving)):
             why = agent.why
-        if since_s and draft.now_s < limit_s and not why:
-            draft.times_s.append(limit_s)
+        if since_s and builder.now_s < limit_s and not why:
+            builder.times_s.append(limit_s)
         elif since_s or why:
-            draft.table.note_idle(host, job.name, False)
+            builder.table.note_idle(host, job.name, False)
             busy = 0 if why else len(run.busy(host))  # a process that starts once more is not ready
             if not busy:
-                why = why or f"no worker started within {job.start_limit_s(draft.settings):g} s"
-                draft.table.fail(host, job.name, job.order, excerpt(why), True)
+                why = why or f"no worker started within {job.start_limit_s(builder.settings):g} s"
+                builder.table.fail(host, job.name, job.order, excerpt(why), True)
                 continue
-            limit = HostLimit(busy, draft.now_s + draft.settings.limit_s)
-            life = draft.jobs[job.name].life
-            draft.live_on(job, replace(life, limits={**life.limits, host: limit}))
+            limit = HostLimit(busy, builder.now_s + builder.settings.limit_s)
+            life = builder.jobs[job.name].life
+            builder.live_on(job, replace(life, limits={**life.limits, host: limit}))
 
 
-def _is_idle(draft: Draft, job: JobView, run: RunView, host: str, entry: JobAssignment) -> bool:
+def _is_idle(
+    builder: PlanBuilder, job: JobView, run: RunView, host: str, entry: JobAssignment
+) -> bool:
     """Return whether a device of a host that a run has, and keeps, is known to have no process."""
     kept = set(entry.devices) - set(entry.leaving)
-    agent, view = run.agents.get(host), draft.cluster.host_named[host]
+    agent, view = run.agents.get(host), builder.cluster.host_named[host]
     if agent is not None:
         return bool(kept - agent.busy)
     if view.offer is None or view.report is None:
@@ -591,25 +571,25 @@ class PathRequest(NamedTuple):
     paths: tuple[str, ...]
 
 
-def ask_about_paths(draft: Draft) -> None:
+def ask_about_paths(builder: PlanBuilder) -> None:
     """Ask each host that takes slots for the paths of all jobs that may get some."""
-    cluster = draft.cluster
+    cluster = builder.cluster
     jobs = [
         job
-        for job in draft.jobs.values()
+        for job in builder.jobs.values()
         if job.wants_slots
         and job.manifest.required_paths
-        and obstacle(job, cluster, draft.now_s) is None
+        and obstacle(job, cluster, builder.now_s) is None
     ]
-    paths = wanted_paths(_requests(jobs, cluster, hosts_with_slots(cluster, draft.table)))
+    paths = wanted_paths(_requests(jobs, cluster, hosts_with_slots(cluster, builder.table)))
     for host in cluster.hosts:
         if host.takes_slots:
-            draft.table.ask(host.name, paths)
+            builder.table.ask(host.name, paths)
 
 
 def wanted_paths(requests: Iterable[PathRequest]) -> tuple[str, ...]:
     """Return the paths to ask for, each once, in the order in which they are dealt out."""
-    left = MOST_BYTES
+    left = MAX_BYTES
     waiting: dict[int, dict[str, deque[PathRequest]]] = {}
     for one in requests:
         waiting.setdefault(one.rank, {}).setdefault(one.queue, deque()).append(one)
@@ -675,120 +655,117 @@ def _room(job: JobView, cluster: ClusterView, slots: int) -> int:
 # a later plan.
 
 
-def give_back(draft: Draft) -> None:
+def give_back(builder: PlanBuilder) -> None:
     """Begin to stop jobs that the policy gives no slots; take devices back from the others."""
-    for job in list(draft.jobs.values()):
+    for job in list(builder.jobs.values()):
         if job.life.state is not LifeState.RUNNING:
             continue
-        target, run = draft.target(job), job.present_run
+        target, run = builder.target(job), job.present_run
         if not target:
-            if not draft.allocation.problem:
-                why = draft.waits.get(job.name) or draft.why(job)
-                draft.stop(job, f"preempted: {why.removeprefix('waits: ')}")
+            if not builder.allocation.problem:
+                why = builder.waits.get(job.name) or builder.why(job)
+                builder.stop(job, f"preempted: {why.removeprefix('waits: ')}")
         elif run is not None:
-            for host in draft.table.entries(job.name, run.token):
-                draft.table.reclaim(host, job.name, target.get(host, 0), run)
-                draft.table.release(host, job.name, run)
+            for host in builder.table.entries(job.name, run.token):
+                builder.table.reclaim(host, job.name, target.get(host, 0), run)
+                builder.table.release(host, job.name, run)
 
 
-def take_devices(draft: Draft) -> None:
+def take_devices(builder: PlanBuilder) -> None:
     """Assign free devices to jobs as the policy decided, start waiting jobs, and place runs."""
-    for job in list(draft.jobs.values()):
-        target, run = draft.target(job), job.present_run
+    for job in list(builder.jobs.values()):
+        target, run = builder.target(job), job.present_run
         if job.life.state is LifeState.RUNNING and run is not None and target:
-            _place(draft, job, run, target)
+            _place(builder, job, run, target)
         elif job.life.state is LifeState.QUEUED and target:
-            _start(draft, job, target)
-        if draft.jobs[job.name].life.state is LifeState.STARTING:
-            _create(draft, draft.jobs[job.name])
+            _start(builder, job, target)
+        if builder.jobs[job.name].life.state is LifeState.STARTING:
+            _create(builder, builder.jobs[job.name])
 
 
-def _place(draft: Draft, job: JobView, run: RunView, target: Mapping[str, int]) -> None:
+def _place(builder: PlanBuilder, job: JobView, run: RunView, target: Mapping[str, int]) -> None:
     """Assign free devices to a run, and order it to use what it may use next."""
-    entries = draft.table.entries(job.name, run.token)
+    entries = builder.table.entries(job.name, run.token)
     for host, count in target.items():
         entry = entries.get(host)
         own = len(entry.devices) - len(entry.leaving) if entry is not None else 0
-        draft.table.give(host, job.name, run.token, count - own)
-    found = next_devices(job, run, target, draft.table, draft.lost, _gathers(draft, job))
-    lost = sorted(draft.lost.intersection(entries))
+        builder.table.give(host, job.name, run.token, count - own)
+    found = next_devices(job, run, target, builder.table, builder.lost, _gathers(builder, job))
+    lost = sorted(builder.lost.intersection(entries))
     if lost and found.is_too_few(job.min_slots):
         slots = f"{counted(found.survivors, 'slot')} of at least {job.min_slots}"
-        draft.stop(job, f"{slots} are left without {', '.join(lost)}, and no others are free")
+        builder.stop(job, f"{slots} are left without {', '.join(lost)}, and no others are free")
         return
     if found.lacking:
-        draft.waits[job.name] = _lacks(draft, job, found.lacking)
+        builder.waits[job.name] = _lacks(builder, job, found.lacking)
     elif found.without_agent:
         hosts = ", ".join(found.without_agent)
-        draft.waits[job.name] = f"waits for its agent on {hosts}: {draft.why(job)}"
-    batch = _batch(draft, job)
+        builder.waits[job.name] = f"waits for its agent on {hosts}: {builder.why(job)}"
+    batch = _batch(builder, job)
     present = {host: numbers for host, numbers in run.devices.items() if numbers}
     devices = present if found.devices is None else dict(found.devices)
     differs = (devices, batch) != (present, run.batch) or run.lacks_workers
     if differs and run.state is JobState.RUNNING:
         every = {host: devices.get(host, ()) for host in sorted({*run.devices, *devices})}
-        order = PlaceRun(job.name, run.token, every, run.version, batch, draft.why(job))
-        draft.orders.append(order)
+        order = PlaceRun(job.name, run.token, every, run.version, batch, builder.why(job))
+        builder.orders.append(order)
 
 
-def _start(draft: Draft, job: JobView, target: Mapping[str, int]) -> None:
+def _start(builder: PlanBuilder, job: JobView, target: Mapping[str, int]) -> None:
     """Start a waiting job if all slots that the policy gives it are free, or enough of them."""
-    blocked = draft.table.blocked(job.name, "")
+    if not job.run_is_over:
+        builder.waits[job.name] = "waits until its last run is over"
+        return
+    blocked = builder.table.blocked(job.name, "")
     free = {
-        host: min(count, len(draft.table.free(host)))
+        host: min(count, len(builder.table.free(host)))
         for host, count in target.items()
         if host not in blocked
     }
     lacking = sum(target.values()) - sum(free.values())
     size = job.manifest.allowed_sizes.below(sum(free.values()))
-    if not job.run_is_over:
-        draft.waits[job.name] = "waits until its last run is over"
-    elif size is None or (lacking and _gathers(draft, job)):
-        draft.waits[job.name] = _lacks(draft, job, lacking)
-    else:
-        _start_on(draft, job, trimmed(free, size))
-
-
-def _start_on(draft: Draft, job: JobView, slots: Mapping[str, int]) -> None:
-    """Assign free devices to a waiting job, and give it a new run and the state STARTING."""
+    # Fewer than the policy gives are enough only after it has waited for the others.
+    if size is None or (lacking and _gathers(builder, job)):
+        builder.waits[job.name] = _lacks(builder, job, lacking)
+        return
     number = job.life.runs + 1
-    run = run_token(job.order, number)
+    run, slots = run_token(job.order, number), trimmed(free, size)
     for host, count in slots.items():
-        draft.table.give(host, job.name, run, count)
+        builder.table.give(host, job.name, run, count)
     life = job.life.after(
         LifeEvent.START,
-        f"starts ({by_host(slots)}): {draft.why(job)}",
-        draft.now_s,
+        f"starts ({by_host(slots)}): {builder.why(job)}",
+        builder.now_s,
         run=run,
         runs=number,
-        started_s=job.life.started_s or draft.now_s,
+        started_s=job.life.started_s or builder.now_s,
     )
-    draft.change(job, LifeEvent.START, life)
+    builder.change(job, LifeEvent.START, life)
 
 
-def _create(draft: Draft, job: JobView) -> None:
+def _create(builder: PlanBuilder, job: JobView) -> None:
     """Add the order to create the run of `job`, which starts, unless its records exist."""
     if job.present_run is None and job.run_is_over:
-        entries = draft.table.entries(job.name, job.life.run)
+        entries = builder.table.entries(job.name, job.life.run)
         devices = {host: entries[host].devices for host in sorted(entries)}
-        draft.orders.append(CreateRun(job.name, job.life.run, devices, _batch(draft, job)))
+        builder.orders.append(CreateRun(job.name, job.life.run, devices, _batch(builder, job)))
 
 
-def _gathers(draft: Draft, job: JobView) -> bool:
+def _gathers(builder: PlanBuilder, job: JobView) -> bool:
     """Return whether `job` is to wait on until all slots that the policy gives it are free."""
-    changed_s = draft.allocation.changed_s.get(job.name, 0.0)
-    ends_s = changed_s + draft.settings.gather_s
-    draft.times_s.append(ends_s)
-    return draft.now_s < ends_s
+    changed_s = builder.allocation.changed_s.get(job.name, 0.0)
+    ends_s = changed_s + builder.settings.gather_s
+    builder.times_s.append(ends_s)
+    return builder.now_s < ends_s
 
 
-def _lacks(draft: Draft, job: JobView, count: int) -> str:
+def _lacks(builder: PlanBuilder, job: JobView, count: int) -> str:
     slots = "1 slot, which is" if count == 1 else f"{count} slots, which are"
-    return f"waits for {slots} being given back: {draft.why(job)}"
+    return f"waits for {slots} being given back: {builder.why(job)}"
 
 
-def _batch(draft: Draft, job: JobView) -> int | None:
+def _batch(builder: PlanBuilder, job: JobView) -> int | None:
     """Return the global batch that the policy has chosen for `job`, in samples; None: none."""
     limit = job.manifest.batch
     chosen = limit is not None and limit.set_by_policy
-    return draft.allocation.batches.get(job.name) if chosen else None
+    return builder.allocation.batches.get(job.name) if chosen else None

@@ -25,7 +25,7 @@ from kazoo.security import ACL, Id, Permissions
 from edl.cluster.lifecycle import (
     ClusterEvent,
     ClusterEventKind,
-    JobLife,
+    JobLifecycle,
     LifeResult,
     LifeState,
     check_change,
@@ -50,7 +50,7 @@ from edl.cluster.records import (
     secret_word,
     tenant_of,
 )
-from edl.cluster.tenants import MOST_TENANTS, TenantRecord
+from edl.cluster.tenants import MAX_TENANTS, TenantRecord
 from edl.cluster.view import HostView, JobView, MeasuredThroughput
 from edl.errors import (
     FEW,
@@ -377,9 +377,9 @@ class ClusterLeader:
 # user.
 
 
-MOST_BYTES = 65536  # of a secret
+MAX_BYTES = 65536  # of a secret
 
-MOST_SECRETS = 1000  # of a cluster
+MAX_SECRETS = 1000  # of a cluster
 
 
 @dataclass(frozen=True)
@@ -409,9 +409,9 @@ class ClusterSecrets:
             before, parent = self._nodes.read(get(path), exists(self._paths.secrets))
             if before is not None and self._content(name, path, before[0]) == content:
                 return False
-            if before is None and parent is not None and parent.numChildren >= MOST_SECRETS:
+            if before is None and parent is not None and parent.numChildren >= MAX_SECRETS:
                 raise UsageError(
-                    f"{self._nodes.what} has {MOST_SECRETS} secrets, and may have no more; delete "
+                    f"{self._nodes.what} has {MAX_SECRETS} secrets, and may have no more; delete "
                     "some with `edl secret delete`"
                 )
             event = self._event(f"the secret {name} was set{'' if before is None else ' anew'}")
@@ -534,9 +534,9 @@ def _check_content(name: str, content: bytes) -> None:
     """Raise a UsageError if `content` cannot be that of the secret called `name`."""
     if not content:
         raise UsageError(f"the secret {name} would be empty; give its value")
-    if len(content) > MOST_BYTES:
+    if len(content) > MAX_BYTES:
         raise UsageError(
-            f"the secret {name} has more than {MOST_BYTES} bytes; put large data into files of the "
+            f"the secret {name} has more than {MAX_BYTES} bytes; put large data into files of the "
             "hosts"
         )
 
@@ -600,7 +600,7 @@ class StoredJob:
     submitted_s: float  # by ZooKeeper's clock, in seconds since 1970
     manifest: JobManifest
     wanted: Wanted  # by users
-    life: JobLife  # that the leader keeps; the default until it has seen the job
+    life: JobLifecycle  # that the leader keeps; the default until it has seen the job
     life_version: int  # of the node `life`, which a write must name
 
     @cached_property
@@ -746,7 +746,7 @@ def _stored_job(name: str, paths: Sequence[str], answers: Sequence[Any]) -> Stor
         submitted_s=manifest[1].ctime / 1000.0,
         manifest=record(JobManifest, (paths[0], manifest[0])),
         wanted=record(Wanted, (paths[1], wanted[0])),
-        life=record(JobLife, (paths[2], life[0])),
+        life=record(JobLifecycle, (paths[2], life[0])),
         life_version=life[1].version,
     )
 
@@ -923,19 +923,22 @@ class ClusterJobs:
 
         # Without `submitted_s`, a repeated call removes the records of the job that the first one
         # has ended, or ends another job that has got its name.
-        def change(before: Wanted, life: JobLife) -> Wanted:
+        def change(before: Wanted, life: JobLifecycle) -> Wanted:
             if submitted_s is not None:
                 check_submission(self.get(job), submitted_s)
             return deleted(before, life, once=submitted_s is not None)
 
         return self._change_wanted(job, change)
 
-    def _change_wanted(self, job: str, change: Callable[[Wanted, JobLife], Wanted]) -> Wanted:
+    def _change_wanted(self, job: str, change: Callable[[Wanted, JobLifecycle], Wanted]) -> Wanted:
         """Change what users want of `job`, as `change_wanted` does."""
         wanted, life = self._paths.wanted(job), self._paths.life(job)
 
         def changed(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], ClusterEvent]:
-            before, state = Wanted.from_json(found[wanted]), JobLife.from_json(found.get(life, {}))
+            before, state = (
+                Wanted.from_json(found[wanted]),
+                JobLifecycle.from_json(found.get(life, {})),
+            )
             after = change(before, state)
             check_change(job, state, before, after)
             reason = describe_change(before, after)
@@ -952,7 +955,7 @@ class ClusterJobs:
 # Keep the queues of a cluster in ZooKeeper: a node each, with its quota, weight and limit.
 
 
-MOST_QUEUES = 1000  # of a cluster
+MAX_QUEUES = 1000  # of a cluster
 
 
 class ClusterQueues:
@@ -990,9 +993,9 @@ class ClusterQueues:
             check_queue(name, after)
             if answer is not None and after == before:
                 return before
-            if answer is None and parent is not None and parent.numChildren >= MOST_QUEUES:
+            if answer is None and parent is not None and parent.numChildren >= MAX_QUEUES:
                 raise UsageError(
-                    f"{self._nodes.what} has {MOST_QUEUES} queues, and may have no more; delete "
+                    f"{self._nodes.what} has {MAX_QUEUES} queues, and may have no more; delete "
                     "some with `edl queue delete`"
                 )
             if self._write(name, after, answer, parent is None):
@@ -1115,8 +1118,8 @@ class ClusterTenants:
         parent, jobs = self._nodes.read(exists(p.tenants), children(p.jobs))
         if jobs is None:
             raise self._nodes.unknown()
-        if parent is not None and parent.numChildren >= MOST_TENANTS:
-            raise UsageError(f"{self._nodes.what} has {MOST_TENANTS} tenants, and may have no more")
+        if parent is not None and parent.numChildren >= MAX_TENANTS:
+            raise UsageError(f"{self._nodes.what} has {MAX_TENANTS} tenants, and may have no more")
         if taken := sorted(job for job in jobs if tenant_of(job, {name})):
             raise UsageError(
                 f"{some(taken)} would belong to tenant {name}; delete them, or choose another name"
@@ -1339,7 +1342,7 @@ class ClusterStore:
                 break
         return found
 
-    def look(self) -> ClusterSnapshot:
+    def observe(self) -> ClusterSnapshot:
         """Read the cluster once, without watches, as a client does that looks at it."""
         return self._pass(watch=False)
 

@@ -17,7 +17,7 @@ from typing import Any
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import NodeExistsError
 
-from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, JobLife, LifeState
+from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, JobLifecycle, LifeState
 from edl.cluster.manifest import JobManifest, checked_manifest
 from edl.cluster.nodes import ClusterNodes, ClusterPaths, cluster_names
 from edl.cluster.queues import unknown_queue
@@ -53,7 +53,7 @@ from edl.zookeeper.nodes import ATTEMPTS, content
 from edl.zookeeper.reads import children, decode, encode, exists, get
 from edl.zookeeper.session import Refused, Session
 
-MOST_JOBS = 10_000  # in one cluster, the ended ones included; ZooKeeper has all in memory
+MAX_JOBS = 10_000  # in one cluster, the ended ones included; ZooKeeper has all in memory
 
 SMALL_BYTES = 4096  # of a manifest, as it is stored, that is taken in any case; most have 1,000
 
@@ -142,16 +142,16 @@ class _Submission:
             raise nodes.unknown()
         self._check_size(jobs.numChildren)
         if old is None or life is None:
-            if jobs.numChildren >= MOST_JOBS:
+            if jobs.numChildren >= MAX_JOBS:
                 raise UsageError(
-                    f"{nodes.what} has {jobs.numChildren} jobs, and may have {MOST_JOBS}; wait "
+                    f"{nodes.what} has {jobs.numChildren} jobs, and may have {MAX_JOBS}; wait "
                     "until some have ended, or remove some with `edl delete`"
                 )
             return None
         key = f"{p.keys}/{decode(self._path, old[0]).get('key', '')}"
         if key == self._key:  # another process has submitted it since
             raise Refused(0, NodeExistsError(key))
-        state = JobLife.from_json(content(p.life(self._name), life)).state
+        state = JobLifecycle.from_json(content(p.life(self._name), life)).state
         if state is not LifeState.ENDED:
             raise UsageError(
                 f"{nodes.what} has a job named {self._name!r} already, which is {state}; choose "

@@ -19,89 +19,26 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from edl.cluster.manifest import MOST_PRIORITY, JobManifest
+from edl.cluster.manifest import MAX_PRIORITY, JobManifest
 from edl.cluster.records import SEPARATOR, Goal, QueueRecord, own_name, tenant_of
 from edl.errors import UsageError, some
 from edl.record import Record
-from edl.spec import Sizes
-
-# ------------------------------------------------------------
-# Deal out the quota of a queue, in slots, to its jobs that may not be preempted.
-#
-# Others could not get slots of such jobs back, so together they have at most the quota of their
-# queue. `quota_limits` deals it out, to the first job first:
-#
-# 1. A job that has slots keeps them. If it has lost some, as with a host, it may have others in
-#    their place, but only within what is left of the quota. Its fewest slots are never dealt to
-#    another.
-# 2. A job that waits gets what is left, up to the most that it can use.
-# 3. If that is too little for it, nothing is dealt to those that come after it until it has
-#    started. So later and smaller jobs, however many come, do not keep it waiting: it starts at the
-#    latest when the jobs have ended that had slots, or came before it, when it was submitted. A job
-#    whose fewest slots are more than the whole quota holds up no other one.
-
-
-RIGID = "waits: it may not be preempted, so it gets slots of the quota of queue {queue} only"
-
-
-@dataclass(frozen=True)
-class QuotaRequest:
-    """The request of one job, which may not be preempted, for slots of the quota of its queue."""
-
-    name: str  # the name of the job
-    size: int  # the number of slots that it has; 0: it waits
-    least: int  # the fewest slots with which it may train
-    most: int  # the most slots that it can use now; at least `least`
-    sizes: Sizes  # the numbers of slots that it may have
-
-
-def quota_limits(
-    queue: str, jobs: Sequence[QuotaRequest], quota: int
-) -> tuple[dict[str, int], dict[str, str]]:
-    """Deal out the quota of a queue to its jobs that may not be preempted."""
-    left = max(0, quota - sum(max(one.size, one.least) for one in jobs if one.size))
-    limits: dict[str, int] = {}
-    reasons: dict[str, str] = {}
-    first: QuotaRequest | None = None
-    why = RIGID.format(queue=queue)
-    for one in jobs:
-        own = max(one.size, one.least) if one.size else 0
-        most = one.sizes.below(min(one.most, own + left))
-        if own:
-            limits[one.name] = max(own, most or 0)
-            left -= limits[one.name] - own
-        elif most is not None:
-            limits[one.name] = most
-            left -= most
-        elif first is not None:
-            reasons[one.name] = (
-                f"{why}, and those that are left are kept for job {first.name}, which comes before "
-                f"it and needs {first.least}"
-            )
-        else:
-            reasons[one.name] = (
-                f"{why}, of which {left} of {quota} are left for it, and it needs {one.least}"
-            )
-            if one.least <= quota:
-                first, left = one, 0
-    return limits, reasons
-
 
 RESPONSES_KEPT = 500  # of each tenant, the newest
 
-MOST_TENANTS = 1000  # of a cluster
+MAX_TENANTS = 1000  # of a cluster
 
-MOST_JOBS = 2000  # of a tenant, those that have ended included
+MAX_JOBS = 2000  # of a tenant, those that have ended included
 
-MOST_REQUEST_BYTES = 1 << 18  # of a request, as it is stored and as JSON
+MAX_REQUEST_BYTES = 1 << 18  # of a request, as it is stored and as JSON
 
-MOST_A_MINUTE = 120  # requests of a tenant: by them alone it takes an hour to fill the log
+MAX_A_MINUTE = 120  # requests of a tenant: by them alone it takes an hour to fill the log
 
 _MINUTE_S = 60.0
 
-MOST_TEXT = 500  # characters of why a request was refused, and of an event about one
+MAX_TEXT = 500  # characters of why a request was refused, and of an event about one
 
-_MOST_ID, _MOST_JOB = 64, 128  # characters; the job may be wrong, and is then quoted
+_MAX_ID, _MAX_JOB = 64, 128  # characters; the job may be wrong, and is then quoted
 
 _NUMBERED = re.compile(r"r-([0-9]{10})")  # as ZooKeeper numbers the nodes of an inbox
 
@@ -224,7 +161,7 @@ class RequestRate:
     @property
     def is_reached(self) -> bool:
         """Whether the tenant may have nothing more carried out in this minute."""
-        return self.count >= MOST_A_MINUTE
+        return self.count >= MAX_A_MINUTE
 
     @property
     def ends_s(self) -> float:
@@ -244,16 +181,16 @@ def request_number(node: str) -> int | None:
 
 def shown(text: str) -> str:
     """Return what is kept and logged of a text that may quote a tenant: short, printable ASCII."""
-    kept = text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 3]}..."
+    kept = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
     return "".join(one if " " <= one <= "~" else "?" for one in kept)
 
 
 def misshapen(request: TenantRequest) -> str:
     """Return why a request cannot even be answered: what an answer repeats is wrong; or empty."""
-    if not 0 < len(request.id) <= _MOST_ID or request.id != shown(request.id):
-        return f"its id is not a text of 1 to {_MOST_ID} printable ASCII characters"
-    if len(request.job) > _MOST_JOB or request.job != shown(request.job):
-        return f"its job is not a text of at most {_MOST_JOB} printable ASCII characters"
+    if not 0 < len(request.id) <= _MAX_ID or request.id != shown(request.id):
+        return f"its id is not a text of 1 to {_MAX_ID} printable ASCII characters"
+    if len(request.job) > _MAX_JOB or request.job != shown(request.job):
+        return f"its job is not a text of at most {_MAX_JOB} printable ASCII characters"
     return ""
 
 
@@ -265,14 +202,14 @@ def refusal(tenant: str, request: TenantRequest, responses: TenantResponses, key
         return "the request was answered before"
     if request.after < responses.forgotten:
         return "the request is older than the responses that are kept; ask again"
-    if len(request.key) > MOST_TEXT or not _is_text(request.key):
-        return f"the key must be a text of at most {MOST_TEXT} characters"
+    if len(request.key) > MAX_TEXT or not _is_text(request.key):
+        return f"the key must be a text of at most {MAX_TEXT} characters"
     if request.verb is not TenantVerb.SUBMIT and own_name(tenant, request.job) != request.job:
         return f"{request.job} is no job of tenant {tenant}"
     if request.goal is Goal.GONE:
         return "to delete a job is a request of its own"
-    if request.priority is not None and abs(request.priority) > MOST_PRIORITY:
-        return f"the priority must lie between -{MOST_PRIORITY} and {MOST_PRIORITY}"
+    if request.priority is not None and abs(request.priority) > MAX_PRIORITY:
+        return f"the priority must lie between -{MAX_PRIORITY} and {MAX_PRIORITY}"
     return ""
 
 

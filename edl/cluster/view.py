@@ -13,12 +13,12 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from edl.cluster.lifecycle import (
-    MOST_BACK_OFF_S,
+    MAX_BACK_OFF_S,
     HostLimit,
-    JobLife,
+    JobLifecycle,
     LifeState,
     is_token_of,
     run_order,
@@ -47,7 +47,6 @@ from edl.policy.scaling_profile import ScalingProfile
 from edl.policy.step_time import StepTimeSample
 from edl.record import Record
 from edl.records import Assigned, Desired, Generation, Host, Job, JobState, TrainingStatus
-from edl.spec import Sizes
 from edl.step.batching import Batching
 from edl.text import printable, verb
 
@@ -61,9 +60,9 @@ from edl.text import printable, verb
 # anew. Times that only people read stay as they are.
 
 
-def life_by(now_s: float, life: JobLife, limit_s: float) -> JobLife:
+def life_by(now_s: float, life: JobLifecycle, limit_s: float) -> JobLifecycle:
     """Return the record of a job's life without times that lie ahead; `life` if it has none."""
-    try_s, until_s = now_s + MOST_BACK_OFF_S, now_s + limit_s  # the latest times
+    try_s, until_s = now_s + MAX_BACK_OFF_S, now_s + limit_s  # the latest times
     is_right = (
         max(life.since_s, life.counted_s) <= now_s
         and life.not_before_s <= try_s
@@ -137,37 +136,9 @@ def _right(now_s: float, times: Mapping[str, float]) -> Mapping[str, float]:
 
 PATHS_NAMED = 2  # in one sentence
 
-MOST_BYTES = 200_000  # of all paths of a question; ZooKeeper holds 1 MB in a node
+MAX_BYTES = 200_000  # of all paths of a question; ZooKeeper holds 1 MB in a node
 
 _OF_A_CHARACTER = 12  # at most, in JSON: two escapes
-
-
-class HostRecords(Protocol):
-    """The records of a host that are read here."""
-
-    @property
-    def name(self) -> str:
-        """The name of the host."""
-
-    @property
-    def offer(self) -> HostOffer | None:
-        """What it offers; None: it offers nothing now."""
-
-    @property
-    def report(self) -> HostReport | None:
-        """What it reports; None: it never has."""
-
-
-class JobFiles(Protocol):
-    """The part of a job's manifest that is read here."""
-
-    @property
-    def required_paths(self) -> Mapping[str, str]:
-        """Path -> what it is to the job, like "the job's data /data/images"."""
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """The labels that a host must have."""
 
 
 @dataclass(frozen=True)
@@ -201,22 +172,17 @@ NOTHING_NEEDED = PathCheck()
 class PathChecks:
     """The answers of all hosts of a cluster about paths."""
 
-    def __init__(self, hosts: Sequence[HostRecords]) -> None:
+    def __init__(self, hosts: Sequence[HostView]) -> None:
         self._hosts = [host for host in hosts if host.offer is not None]
         self._kept: dict[tuple[object, object], PathCheck] = {}
 
-    def of(self, job: JobFiles) -> PathCheck:
+    def of(self, job: JobManifest) -> PathCheck:
         """Return what the hosts have said of the paths of `job`; many jobs have the same."""
         if not job.required_paths:
             return NOTHING_NEEDED
         key = tuple(job.required_paths), tuple(job.labels.items())
-        found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = self._look(job)
-        return found
-
-    def _look(self, job: JobFiles) -> PathCheck:
-        """Return what the hosts have said of the paths of `job`."""
+        if key in self._kept:
+            return self._kept[key]
         lacking: dict[str, str] = {}
         unknown: dict[str, str] = {}
         for host in self._hosts:
@@ -229,7 +195,9 @@ class PathChecks:
                     lacking.setdefault(host.name, what)
                 elif path not in said:
                     unknown.setdefault(host.name, what)
-        return PathCheck(lacking, {h: what for h, what in unknown.items() if h not in lacking})
+        unknown = {host: what for host, what in unknown.items() if host not in lacking}
+        self._kept[key] = found = PathCheck(lacking, unknown)
+        return found
 
 
 def path_bytes(paths: Iterable[str]) -> int:
@@ -239,12 +207,12 @@ def path_bytes(paths: Iterable[str]) -> int:
 
 def too_long_for_a_question(paths: Collection[str]) -> str:
     """Return why no host can be asked for all `paths`, as a clause; empty: it can."""
-    if _OF_A_CHARACTER * sum(map(len, paths)) + 3 * len(paths) <= MOST_BYTES:
+    if _OF_A_CHARACTER * sum(map(len, paths)) + 3 * len(paths) <= MAX_BYTES:
         return ""
     size = path_bytes(paths)
-    if size <= MOST_BYTES:
+    if size <= MAX_BYTES:
         return ""
-    return f"its cwd, venv and data have {size} bytes, and hosts are asked for {MOST_BYTES} at most"
+    return f"its cwd, venv and data have {size} bytes, and hosts are asked for {MAX_BYTES} at most"
 
 
 def _clause(found: Mapping[str, str], one: str, many: str, between: str) -> str:
@@ -264,131 +232,6 @@ FIRST_STEP = 1.25  # of the time for the first workers: until their ring has tra
 Devices = Mapping[str, tuple[int, ...]]
 
 """Host -> the numbers of devices there, sorted."""
-
-
-class BatchLimit(Protocol):
-    """The global batches that a job may train with, as its manifest has them, in samples."""
-
-    @property
-    def min(self) -> int:
-        """The smallest global batch that the job may train with, in samples."""
-
-    @property
-    def max(self) -> int:
-        """The largest global batch that the job may train with, in samples."""
-
-    @property
-    def set_by_policy(self) -> bool:
-        """Whether the cluster's policy may choose the batch."""
-
-
-class JobHints(Protocol):
-    """A user's estimates of a job's length and speed, as its manifest has them."""
-
-    @property
-    def steps(self) -> int | None:
-        """The number of steps that the job trains; None: not known."""
-
-    @property
-    def duration_s(self) -> float | None:
-        """How long the job trains on the slots that it requests, in seconds; None: not known."""
-
-    @property
-    def samples_per_s(self) -> Mapping[int, float]:
-        """The throughput in samples a second, by number of workers."""
-
-
-class ProfileLimits(Protocol):
-    """The limits within which a job of unknown speed is measured, as its manifest has them."""
-
-    @property
-    def sizes(self) -> int:
-        """With how many numbers of workers it is measured at most."""
-
-    @property
-    def each_s(self) -> float:
-        """For how many seconds it trains at least with each of them."""
-
-    @property
-    def within_s(self) -> float:
-        """How many seconds after its first step all of it ends."""
-
-
-class JobRequest(Protocol):
-    """The part of a manifest (`edl.cluster.manifest.JobManifest`) that a plan reads."""
-
-    @property
-    def requested_np(self) -> int:
-        """The number of workers that the user asks for."""
-
-    @property
-    def allowed_sizes(self) -> Sizes:
-        """The numbers of workers that the job may have."""
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """The labels (key -> value) that a host must have to get workers of the job."""
-
-    @property
-    def required_paths(self) -> Mapping[str, str]:
-        """Path -> what it is, for all that a host must have before the job gets a slot there."""
-
-    @property
-    def start_timeout_s(self) -> float:
-        """In how many seconds all first workers must be ready; then fewer are enough."""
-
-    @property
-    def weight(self) -> float:
-        """The weight of the job in policies that share slots by weight."""
-
-    @property
-    def queue(self) -> str:
-        """The name of the queue that the job is in."""
-
-    @property
-    def after(self) -> Sequence[str]:
-        """The names of the jobs that must have finished before this one starts."""
-
-    @property
-    def after_failed(self) -> str:
-        """What becomes of it when one of these has failed: "end", "wait" or "start"."""
-
-    @property
-    def secrets(self) -> Sequence[str]:
-        """The names of the secrets of the cluster that its command reads."""
-
-    @property
-    def retries(self) -> int:
-        """How often the job is started again after it has failed."""
-
-    @property
-    def preemptible(self) -> bool | None:
-        """Whether the policy may change the job's slots, or take all of them, while it runs."""
-        # None: it may, but not take all for a job of the same priority while it saves nothing.
-
-    @property
-    def min_run_s(self) -> float:
-        """For how many seconds after a start the job is not halted for others."""
-
-    @property
-    def cool_down_s(self) -> float:
-        """For how many seconds after a change of its slots the policy does not change them."""
-
-    @property
-    def snooze_s(self) -> float:
-        """For how many seconds after a start the job gets no further slots."""
-
-    @property
-    def batch(self) -> BatchLimit | None:
-        """The global batches that the job may train with; None: its script alone chooses one."""
-
-    @property
-    def hints(self) -> JobHints:
-        """The user's estimates of the job's length and speed."""
-
-    @property
-    def profile(self) -> ProfileLimits | None:
-        """The limits within which it is measured when it first trains; None: it is not."""
 
 
 @dataclass(frozen=True)
@@ -481,12 +324,12 @@ class JobView:
     # the place in the order of submission; no other submission, of whatever name, has it (the
     # `czxid` of the manifest's node)
     order: int
-    manifest: JobRequest  # what was submitted
+    manifest: JobManifest  # what was submitted
     # when the job was submitted, in seconds since 1970; 0: at the time of the plan
     submitted_s: float = 0.0
     wanted: Wanted = field(default_factory=Wanted)  # what users want of the job
     # the job's state and history as the leader has recorded them; the default: none yet
-    life: JobLife = field(default_factory=JobLife)
+    life: JobLifecycle = field(default_factory=JobLifecycle)
     run: RunView | None = None  # the run that the job's own node has; None: there is no such node
     # what is known of its training
     measured: JobMeasurements = field(default_factory=JobMeasurements)
@@ -945,7 +788,7 @@ class StopRun:
     reason: str = ""  # why, in a sentence, for the run's record
 
 
-Order = CreateRun | PlaceRun | StopRun
+Action = CreateRun | PlaceRun | StopRun
 
 
 # ------------------------------------------------------------
@@ -1104,11 +947,11 @@ def _by_host(devices: Collection[tuple[str, int]]) -> Devices:
 # to the job's own record, of this module.
 
 
-MOST_STEPS = 200  # kept of a job, the newest
+MAX_STEPS = 200  # kept of a job, the newest
 # The code of a job may write any number. What policies compute with must not overflow, or be 0.
 MOST = 1e12  # workers, hosts, samples, steps, samples a second
 
-MOST_WORKERS = 10**6
+MAX_WORKERS = 10**6
 
 LEAST = 1e-9  # samples of a worker in a step, samples a second
 
@@ -1142,7 +985,7 @@ class MeasuredThroughput(Record):
         steps = list(self.steps)
         for new in measured:
             steps = [old for old in steps if not _is_same(old, new)] + [new]
-        return replace(self, steps=tuple(steps[-MOST_STEPS:]))
+        return replace(self, steps=tuple(steps[-MAX_STEPS:]))
 
 
 def measurements(
@@ -1188,7 +1031,7 @@ def _batching_of_steps(learned: ScalingProfile) -> Batching | None:
         batch_range=(least * times, most * times),
         chosen=batching.chosen * times,
     )
-    return whole if 1 <= whole.of_all(1) <= whole.of_all(MOST_WORKERS) <= MOST else None
+    return whole if 1 <= whole.of_all(1) <= whole.of_all(MAX_WORKERS) <= MOST else None
 
 
 def _is_same(old: StepTimeSample, new: StepTimeSample) -> bool:

@@ -7,12 +7,19 @@ together or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from kazoo.client import TransactionRequest
 
-from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, JobLife, LifeResult, LifeState
+from edl.cluster.lifecycle import (
+    ClusterEvent,
+    ClusterEventKind,
+    JobLifecycle,
+    LifeResult,
+    LifeState,
+)
 from edl.cluster.nodes import ClusterNodes, ClusterPaths
 from edl.cluster.records import (
     SEPARATOR,
@@ -41,14 +48,14 @@ EVENTS_KEPT = 10_000
 
 GONE_KEPT_S = 86_400.0  # a host that offers nothing stays so long in the records
 
-MOST_BYTES = 1_000_000  # of a transaction; ZooKeeper disconnects a client that sends 1 MB
+MAX_BYTES = 1_000_000  # of a transaction; ZooKeeper disconnects a client that sends 1 MB
 
 _TRIM_S = 1.0  # of the leader's turn
 
 _EVENTS_SPARE = 500  # so many more, before the oldest are removed: to list them is not for nothing
 
 
-def life_write(paths: ClusterPaths, job: StoredJob, life: JobLife) -> Write:
+def life_write(paths: ClusterPaths, job: StoredJob, life: JobLifecycle) -> Write:
     """Return the write of a job's state; refused if that has changed since it was read."""
     return Write(paths.life(job.name), life.to_json(), job.life_version)
 
@@ -150,10 +157,10 @@ class ClusterWriter:
         """Do all `writes` in one transaction, or none of them; return whether they were done."""
         self._nodes.check_session()
         size = byte_count(writes)
-        if size > MOST_BYTES:
+        if size > MAX_BYTES:
             raise CoordinationError(
                 f"{len(writes)} writes with {size} bytes are too many for one transaction, which "
-                f"may have {MOST_BYTES}; nothing was written"
+                f"may have {MAX_BYTES}; nothing was written"
             )
         try:
             self._leadership.try_commit(writes)
@@ -266,3 +273,61 @@ class RequestNodes(ClusterNodes):
             raise Refused(index, refused.error) from refused
         self.is_answered = True
         return results
+
+
+# ------------------------------------------------------------
+# Write why each job has its slots, or waits, into the node `reasons`, for people and programs.
+
+
+EVERY_S = 1.0  # the shortest time between two writes
+MAX_CHARACTERS = 300  # of a reason; they are cut shorter if the record would be too large
+MAX_REASONS_BYTES = 500_000  # of the record: ZooKeeper takes 1 MB
+
+
+def cut_reasons(reasons: Mapping[str, str], characters: int = MAX_CHARACTERS) -> Mapping[str, str]:
+    """Return the beginning of each of `reasons`, by job, with at most so many `characters`."""
+    return {job: why[:characters] for job, why in reasons.items()}
+
+
+def fitting_write(write: Callable[[Mapping[str, str]], Write], reasons: Mapping[str, str]) -> Write:
+    """Return the write of a record with `reasons`, cut so short that ZooKeeper takes them."""
+    characters = MAX_CHARACTERS
+    while True:
+        found = write(cut_reasons(reasons, characters))
+        if byte_count([found]) <= MAX_REASONS_BYTES or not characters:
+            return found
+        characters //= 2
+
+
+class ReasonWriter:
+    """A writer of the leader's reasons for each job, during one term; call `tell`."""
+
+    def __init__(self, writer: ClusterWriter) -> None:
+        self._writer = writer
+        self._told: tuple[Mapping[str, str], Mapping[str, int]] | None = None
+        self._at_s = 0.0
+
+    def tell(
+        self,
+        reasons: Mapping[str, str],
+        lives: Mapping[str, JobLifecycle],
+        now_s: float,
+        surplus: Mapping[str, int] = MappingProxyType({}),
+    ) -> float:
+        """Write `reasons` unless readers have them; return after how many seconds to call again."""
+        living = {job: life for job, life in lives.items() if life.state is not LifeState.ENDED}
+        cut = cut_reasons({job: why for job, why in reasons.items() if job in living})
+        newest_s = max((life.since_s for life in living.values()), default=0.0)
+        told = (cut, dict(surplus))
+        if told == self._told and newest_s <= self._at_s:
+            return float("inf")
+        if 0.0 <= now_s - self._at_s < EVERY_S:
+            return self._at_s + EVERY_S - now_s
+        paths = self._writer.paths
+
+        def write(fitting: Mapping[str, str]) -> Write:
+            return reasons_write(paths, JobReasons(now_s, fitting, dict(surplus)))
+
+        self._writer.commit([fitting_write(write, cut)])
+        self._told, self._at_s = told, now_s
+        return float("inf")

@@ -26,7 +26,7 @@ from fleet_cluster import SLOTS, Engine, FleetCluster
 from paths import SCRIPTS
 
 from edl.client import Cluster
-from edl.cluster.lifecycle import JobLife, LifeResult, LifeState
+from edl.cluster.lifecycle import JobLifecycle, LifeResult, LifeState
 from edl.cluster.manifest import JobManifest
 from edl.errors import CoordinationError, UnknownJob
 from edl.events import Event, EventKind, GenerationDetails
@@ -167,7 +167,7 @@ class Outages:
         with self._lab.store() as store:
             return [host.name for host in store.hosts.list() if host.offer is not None]
 
-    def _life(self, job: str) -> JobLife:
+    def _life(self, job: str) -> JobLifecycle:
         """Return the state of a job."""
         with self._lab.store() as store:
             return store.jobs.get(job).life

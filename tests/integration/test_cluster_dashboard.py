@@ -16,8 +16,8 @@ import pytest
 
 from edl import config
 from edl.cli.main import invoke
+from edl.cluster.client.client import job_manifest
 from edl.cluster.client.history_file import HistoryFile
-from edl.cluster.client.manifest_reading import job_manifest
 from edl.cluster.nodes import create_cluster, open_cluster
 from edl.cluster.records import ClusterRecord
 from edl.cluster.store import ClusterStore

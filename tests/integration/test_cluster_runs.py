@@ -9,13 +9,13 @@ import pytest
 from kazoo.security import make_digest_acl
 
 from edl.cluster.controller.controller import RunWriter
-from edl.cluster.lifecycle import JobLife
+from edl.cluster.lifecycle import JobLifecycle
 from edl.cluster.manifest import JobManifest
 from edl.cluster.nodes import create_cluster, open_cluster
 from edl.cluster.records import ClusterRecord, Wanted
 from edl.cluster.runs import RunReader
 from edl.cluster.store import ClusterStore, StoredJob
-from edl.cluster.view import AgentView, CreateRun, Order, PlaceRun, RunView, StopRun
+from edl.cluster.view import Action, AgentView, CreateRun, PlaceRun, RunView, StopRun
 from edl.errors import CoordinationError, LeadershipLost, NotRemovable
 from edl.records import Generation, Host, Job, JobState, RequestedBy, RingMember, TrainingStatus
 from edl.zookeeper.access import Access, new_secret
@@ -31,7 +31,7 @@ LAB = Access("lab", new_secret())
 SECRET, OTHER = new_secret(), new_secret()
 ONE, TWO = "0" * 23 + "1", "0" * 23 + "2"
 MANIFEST = JobManifest("j", ("python", "train.py"), 1, 4, cwd="/")
-JOB = StoredJob("j", 3, 0.0, MANIFEST, Wanted(), JobLife(), 0)
+JOB = StoredJob("j", 3, 0.0, MANIFEST, Wanted(), JobLifecycle(), 0)
 
 
 class Leader:
@@ -56,7 +56,7 @@ class Leader:
     def changed(self) -> None:
         self.changes += 1
 
-    def does(self, order: Order) -> str:
+    def does(self, order: Action) -> str:
         return self.writer.carry_out(order, JOB, SECRET)
 
     def reads(self) -> RunView | None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from edl.cluster import submission
-from edl.cluster.lifecycle import ClusterEventKind, JobLife, LifeEvent, LifeResult, LifeState
+from edl.cluster.lifecycle import ClusterEventKind, JobLifecycle, LifeEvent, LifeResult, LifeState
 from edl.cluster.manifest import JobManifest
 from edl.cluster.nodes import CLUSTERS, cluster_names, create_cluster, open_cluster
 from edl.cluster.records import (
@@ -103,9 +103,9 @@ def lead(store: ClusterStore, name: str = "one") -> ClusterWriter:
 def end(store: ClusterStore, writer: ClusterWriter, job: str, event: LifeEvent) -> None:
     """Let a job end with ``event``, whatever it was before."""
     stored = store.jobs.get(job)
-    life = JobLife(LifeState.HALTING if event is not LifeEvent.FINISH else LifeState.RUNNING).after(
-        event, "a test", 5.0
-    )
+    life = JobLifecycle(
+        LifeState.HALTING if event is not LifeEvent.FINISH else LifeState.RUNNING
+    ).after(event, "a test", 5.0)
     assert writer.commit([life_write(store.paths, stored, life)])
 
 
@@ -167,7 +167,7 @@ class TestSubmission:
         assert digits.submitted_s > 1.7e9
         assert digits.manifest == first
         assert digits.wanted == Wanted(Goal.RUN, 5)
-        assert digits.life == JobLife()
+        assert digits.life == JobLifecycle()
         assert digits.view.wants_slots
         assert other.jobs.get("apples") == apples
         assert other.jobs.list() == (digits, apples)
@@ -253,7 +253,7 @@ class TestSubmission:
         assert store.jobs.get("digits").life.result is LifeResult.FINISHED
         assert submit_job(store, manifest(max=8), key="second") == "digits"
         second = store.jobs.get("digits")
-        assert (second.manifest.max, second.life) == (8, JobLife())
+        assert (second.manifest.max, second.life) == (8, JobLifecycle())
         assert second.order > first.order
         assert writer.job_secret("digits") == secret  # it opens what the last run has left
         assert not writer.commit(
@@ -280,7 +280,7 @@ class TestSubmission:
             submit_job(store, manifest(f"k{number}"))
 
     def test_there_is_a_limit(self, store: ClusterStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(submission, "MOST_JOBS", 3)
+        monkeypatch.setattr(submission, "MAX_JOBS", 3)
         accepted = []
         for number in range(10):
             try:
@@ -687,13 +687,13 @@ class TestLeader:
         new = lead(other, "two")
         assert new.term == 2
         for write in (
-            lambda: writer.commit([life_write(store.paths, job, JobLife(run="old"))]),
+            lambda: writer.commit([life_write(store.paths, job, JobLifecycle(run="old"))]),
             lambda: writer.job_secret("digits"),
             lambda: end(store, writer, "digits", LifeEvent.FINISH),
         ):
             with pytest.raises(LeadershipLost):
                 write()
-        assert other.jobs.get("digits").life == JobLife()
+        assert other.jobs.get("digits").life == JobLifecycle()
         assert other.jobs.secret("digits") is None
         secret = new.job_secret("digits")
         assert len(secret) == 64
@@ -826,7 +826,7 @@ def test_which_ended_jobs_are_removed(store: ClusterStore) -> None:
     one = store.jobs.get("digits")
 
     def ended(name: str, at_s: float, ending: LifeResult, goal: Goal = Goal.RUN) -> Any:
-        life = JobLife(LifeState.ENDED, result=ending, ended_s=at_s)
+        life = JobLifecycle(LifeState.ENDED, result=ending, ended_s=at_s)
         return replace(one, name=name, life=life, wanted=Wanted(goal))
 
     jobs = [

@@ -113,7 +113,7 @@ class TestTheRateLimit:
     def test_further_requests_wait_for_the_next_minute(
         self, lab: Lab, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(tenants, "MOST_A_MINUTE", 3)
+        monkeypatch.setattr(tenants, "MAX_A_MINUTE", 3)
         for number in range(5):
             lab.ask("ann", replace(HALT, id=f"{number}"))  # refused: there is no such job
         lab.submit("bob", "digits")
@@ -133,7 +133,7 @@ class TestTheRateLimit:
         self, lab: Lab, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Somebody who has heard how ann proves its identity does not make it wait."""
-        monkeypatch.setattr(tenants, "MOST_A_MINUTE", 3)
+        monkeypatch.setattr(tenants, "MAX_A_MINUTE", 3)
         for _ in range(5):
             lab.put("ann", encode(HALT.to_json()))
         lab.submit("ann", "digits")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from edl.cluster.host import keeper
+from edl.cluster.host import daemon
 from edl.cluster.host.agents import StartOfRun
-from edl.cluster.host.keeper import ASK_S, MOST_IDENTITIES, NOT_CREATED, AssignedRuns
+from edl.cluster.host.daemon import ASK_S, MAX_IDENTITIES, NOT_CREATED, AssignedRuns
 from edl.cluster.host.path_probe import PathProbe
 from edl.cluster.manifest import JobManifest
 from edl.errors import AccessDenied
@@ -42,13 +42,13 @@ def test_the_session_is_replaced_when_it_has_proved_many_identities(
         made.append(FakeSession())
         return made[-1]
 
-    monkeypatch.setattr(keeper, "current_run", lambda session, paths: paths.name)
+    monkeypatch.setattr(daemon, "current_run", lambda session, paths: paths.name)
     runs = AssignedRuns(no_store, connect, PathProbe())
-    for number in range(2 * MOST_IDENTITIES + 1):
+    for number in range(2 * MAX_IDENTITIES + 1):
         assert runs._current_run(f"j{number}", "5" * 64) == f"j{number}"
     made[-1].connected = False
     assert runs._current_run("last", "5" * 64) == "last"
-    assert [len(one.identities) for one in made] == [MOST_IDENTITIES, MOST_IDENTITIES, 1, 1]
+    assert [len(one.identities) for one in made] == [MAX_IDENTITIES, MAX_IDENTITIES, 1, 1]
     assert not any(one.connected for one in made[:-1])
 
 
@@ -88,7 +88,7 @@ class Awaited:
             tenants=SimpleNamespace(names=lambda: ("ann",)),
             nodes=None,
         )
-        monkeypatch.setattr(keeper, "current_run", self._current_run)
+        monkeypatch.setattr(daemon, "current_run", self._current_run)
         self.runs = AssignedRuns(store, self._connect, PathProbe(), lambda: self.now_s)
 
     def _connect(self) -> Any:

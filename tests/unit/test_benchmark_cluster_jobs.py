@@ -15,7 +15,7 @@ from benchmarks.cluster_jobs.gantt import Bar, draw, live_bars
 from benchmarks.cluster_jobs.live import LiveJob, LiveRun, PolicyChoice, rings_of
 from benchmarks.cluster_jobs.marks import StepMark, merged
 from benchmarks.cluster_jobs.workload import BATCH, JOBS, MOST
-from edl.cluster.client.manifest_reading import job_manifest
+from edl.cluster.client.client import job_manifest
 
 COSTS = Costs(5.0, 2.0, 0.5, 0.25, 1.0, dict.fromkeys(KINDS, 1))
 PROFILES = {job.name: dict(enumerate(job.waits, 1)) for job in JOBS}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster_world import SETTINGS, World, running
 
-from edl.cluster.lifecycle import MOST_BACK_OFF_S, HostLimit, JobLife, LifeState
+from edl.cluster.lifecycle import MAX_BACK_OFF_S, HostLimit, JobLifecycle, LifeState
 from edl.cluster.records import AllocationRecord, Goal, HostAssignment, JobAssignment
 from edl.cluster.view import allocation_by, assignment_by, life_by
 
@@ -48,7 +48,7 @@ def test_a_job_that_failed_is_tried_again() -> None:
     world.run_fails("a")
     world.until(lambda: world.state("a") is LifeState.QUEUED)
     next_leader(world)
-    rounds = seconds(world, MOST_BACK_OFF_S)
+    rounds = seconds(world, MAX_BACK_OFF_S)
     world.until(lambda: world.state("a") is LifeState.RUNNING, rounds)
 
 
@@ -67,9 +67,9 @@ def test_a_run_that_does_not_stop_is_ended() -> None:
 
 def test_times_that_lie_ahead_become_the_present() -> None:
     limits = {"h0": HostLimit(1, 9000.0), "h1": HostLimit(1, 150.0)}
-    life = JobLife(since_s=200.0, submitted_s=200.0, counted_s=200.0, limits=limits)
+    life = JobLifecycle(since_s=200.0, submitted_s=200.0, counted_s=200.0, limits=limits)
     right = {"h0": HostLimit(1, 160.0), "h1": HostLimit(1, 150.0)}
-    assert life_by(100.0, life, 60.0) == JobLife(
+    assert life_by(100.0, life, 60.0) == JobLifecycle(
         since_s=100.0, submitted_s=200.0, counted_s=100.0, limits=right
     )
     job = JobAssignment("r", (0,), changed_s=200.0, idle_s=50.0)
@@ -81,7 +81,7 @@ def test_times_that_lie_ahead_become_the_present() -> None:
 
 
 def test_what_has_ended_and_what_is_right_stays_as_it_is() -> None:
-    for life in (JobLife(LifeState.ENDED, since_s=200.0), JobLife(since_s=100.0)):
+    for life in (JobLifecycle(LifeState.ENDED, since_s=200.0), JobLifecycle(since_s=100.0)):
         assert life_by(100.0, life, 60.0) is life
 
 

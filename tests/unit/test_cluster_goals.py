@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edl.cluster.lifecycle import (
-    JobLife,
+    JobLifecycle,
     LifeResult,
     LifeState,
     check_change,
@@ -21,17 +21,17 @@ from edl.cluster.writer import jobs_to_remove
 from edl.errors import UsageError
 
 MANIFEST = JobManifest("digits", ("python", "train.py"), 1, 4)
-ENDED = JobLife(LifeState.ENDED, result=LifeResult.DELETED, ended_s=5.0)
+ENDED = JobLifecycle(LifeState.ENDED, result=LifeResult.DELETED, ended_s=5.0)
 
 LATER = 1e9  # longer than ended jobs are kept
 
 
-def stored(life: JobLife, wanted: Wanted) -> StoredJob:
+def stored(life: JobLifecycle, wanted: Wanted) -> StoredJob:
     return StoredJob("digits", 7, 1.0, MANIFEST, wanted, life, 0)
 
 
 def test_a_job_that_is_deleted_ends_and_one_that_has_ended_is_removed() -> None:
-    running = JobLife(LifeState.RUNNING)
+    running = JobLifecycle(LifeState.RUNNING)
     first = deleted(Wanted(priority=3), running)
     assert first == Wanted(Goal.GONE, 3)
     assert deleted(first, running) == first
@@ -44,7 +44,7 @@ def test_a_job_that_is_deleted_ends_and_one_that_has_ended_is_removed() -> None:
 
 
 def test_a_deletion_that_may_be_a_repeated_one_leaves_the_records_of_the_first() -> None:
-    first = deleted(Wanted(priority=3), JobLife(LifeState.RUNNING), once=True)
+    first = deleted(Wanted(priority=3), JobLifecycle(LifeState.RUNNING), once=True)
     assert first == Wanted(Goal.GONE, 3)
     assert deleted(first, ENDED, once=True) == first
     assert deleted(Wanted(), ENDED, once=True) == Wanted(Goal.GONE, removed=True)
@@ -62,9 +62,9 @@ def test_a_job_that_has_ended_by_itself_is_removed_by_the_first(result: LifeResu
 def test_a_finished_job_is_kept_for_those_that_wait_for_it() -> None:
     finished = stored(replace(ENDED, result=LifeResult.FINISHED), Wanted())
     after = replace(MANIFEST, name="later", after=("digits",))
-    waits = replace(stored(JobLife(), Wanted()), name="later", manifest=after)
+    waits = replace(stored(JobLifecycle(), Wanted()), name="later", manifest=after)
     assert jobs_to_remove([finished, waits], LATER, keep=0) == []
-    started = replace(waits, life=JobLife(started_s=9.0))
+    started = replace(waits, life=JobLifecycle(started_s=9.0))
     assert jobs_to_remove([finished, started], LATER, keep=0) == [finished]
     gone = replace(waits, life=ENDED)
     assert jobs_to_remove([finished, gone], LATER, keep=1) == [gone], "deleted ones push out none"
@@ -77,7 +77,7 @@ def test_a_finished_job_is_kept_for_those_that_wait_for_it() -> None:
 def test_it_is_too_late_to_want_anything_else() -> None:
     gone = Wanted(Goal.GONE)
     with pytest.raises(UsageError, match="job digits is being deleted; submit it again when it"):
-        check_change("digits", JobLife(), gone, Wanted())
+        check_change("digits", JobLifecycle(), gone, Wanted())
     with pytest.raises(UsageError, match=r"job digits has ended \(deleted\); submit it again"):
         check_change("digits", ENDED, Wanted(), Wanted(Goal.HALT))
     check_change("digits", ENDED, gone, replace(gone, removed=True))

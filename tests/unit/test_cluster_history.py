@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from edl.cluster.client import history_file
-from edl.cluster.client.history_file import KEPT_S, HistoryFile
-from edl.cluster.controller.history_keeper import HistoryKeeper
+from edl.cluster.client.history_file import KEPT_S, HistoryFile, HistoryThread
 from edl.cluster.history import MISSED, REPLACED, JobHistory, SlotInterval
 from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, LifeState
 from edl.errors import CoordinationError, DataError, EdlError
@@ -484,7 +483,7 @@ def test_the_keeper_adds_what_is_new_and_says_once_what_is_wrong(file: HistoryFi
             assert time.monotonic() < deadline_s
             time.sleep(0.002)
 
-    with HistoryKeeper(cluster, file, said.append, fill_s=0.001):  # type: ignore[arg-type]
+    with HistoryThread(cluster, file, said.append, fill_s=0.001):  # type: ignore[arg-type]
         until(lambda: len(file.jobs(1042.0)) == 2)
         reads, cluster.error = len(log.reads), CoordinationError("ZooKeeper is away")
         until(lambda: cluster.refused >= 3)

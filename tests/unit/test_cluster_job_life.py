@@ -9,7 +9,7 @@ import pytest
 from edl.cluster.lifecycle import (
     STABLE_S,
     TRANSITIONS,
-    JobLife,
+    JobLifecycle,
     LifeEvent,
     LifeResult,
     LifeState,
@@ -72,15 +72,17 @@ def test_each_line_says_when() -> None:
     ],
 )
 def test_an_event_that_is_not_allowed_changes_nothing(state: LifeState, event: LifeEvent) -> None:
-    life = JobLife(state, "because")
+    life = JobLifecycle(state, "because")
     with pytest.raises(IllegalTransition, match=r"a job that is \w+ \(because\) allows no event"):
         life.after(event, "no", 5.0)
-    assert life == JobLife(state, "because")
+    assert life == JobLifecycle(state, "because")
 
 
 def test_an_event_sets_state_reason_and_time() -> None:
-    life = JobLife(submitted_s=1.0).after(LifeEvent.START, "starts", 5.0, run="7-1", runs=1)
-    assert life == JobLife(LifeState.STARTING, "starts", 5.0, run="7-1", runs=1, submitted_s=1.0)
+    life = JobLifecycle(submitted_s=1.0).after(LifeEvent.START, "starts", 5.0, run="7-1", runs=1)
+    assert life == JobLifecycle(
+        LifeState.STARTING, "starts", 5.0, run="7-1", runs=1, submitted_s=1.0
+    )
     ended = replace(life, state=LifeState.RUNNING).after(LifeEvent.FINISH, "done", 9.0)
     assert (ended.result, ended.ended_s) == (LifeResult.FINISHED, 9.0)
 
@@ -93,7 +95,7 @@ def test_waits_double_up_to_five_minutes() -> None:
 
 
 def test_a_failure_after_a_long_training_is_the_first_one_again() -> None:
-    life = JobLife(LifeState.RUNNING, since_s=100.0, tries=6, failures=6)
+    life = JobLifecycle(LifeState.RUNNING, since_s=100.0, tries=6, failures=6)
     soon = life.failed(100.0 + STABLE_S - 1, counts=True)
     late = life.failed(100.0 + STABLE_S, counts=True)
     assert (soon["tries"], late["tries"]) == (7, 1)
@@ -103,7 +105,7 @@ def test_a_failure_after_a_long_training_is_the_first_one_again() -> None:
 
 
 def test_service_is_counted_where_the_number_of_slots_changes() -> None:
-    life = JobLife(counted_s=10.0).counted(4, 10.0).counted(2, 20.0)
+    life = JobLifecycle(counted_s=10.0).counted(4, 10.0).counted(2, 20.0)
     assert (life.attained_slot_s, life.slots, life.counted_s) == (40.0, 2, 20.0)
     assert life.attained_s(25.0) == 50.0
     assert life.counted(2, 25.0) is life
@@ -119,5 +121,5 @@ def test_tokens_of_two_submissions_differ() -> None:
 
 
 def test_a_record_survives_its_way_through_json() -> None:
-    life = JobLife(LifeState.RUNNING, "trains", 3.0, run="2f-1", result=None)
-    assert JobLife.from_json(life.to_json()) == life
+    life = JobLifecycle(LifeState.RUNNING, "trains", 3.0, run="2f-1", result=None)
+    assert JobLifecycle.from_json(life.to_json()) == life

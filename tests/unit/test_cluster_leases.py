@@ -20,7 +20,7 @@ from edl.cluster.leases import (
     with_leases,
     with_offers,
 )
-from edl.cluster.lifecycle import JobLife, LifeState
+from edl.cluster.lifecycle import JobLifecycle, LifeState
 from edl.cluster.plan import plan
 from edl.cluster.policies.simple import MaxMin
 from edl.cluster.records import (
@@ -229,7 +229,9 @@ def test_a_job_that_may_not_be_preempted_counts_with_what_it_has() -> None:
         loan.runs("l1", "n1")
         assigned = HostAssignment({"a": JobAssignment("r", (0, 1))})
         loan.hosts["n1"] = replace(loan.hosts["n1"], assigned=assigned)
-        loan.jobs["a"] = replace(loan.jobs["a"], life=JobLife(state=LifeState.RUNNING, run="r"))
+        loan.jobs["a"] = replace(
+            loan.jobs["a"], life=JobLifecycle(state=LifeState.RUNNING, run="r")
+        )
         assert loan.turn().table.wanted == 1
 
 
@@ -317,7 +319,7 @@ def test_who_halts_and_resumes_a_job_has_hosts_asked_for_again() -> None:
 
 def test_a_job_that_runs_asks_for_no_host_that_lacks_its_files() -> None:
     loan = lacking()
-    loan.jobs["b"] = replace(loan.jobs["b"], life=JobLife(state=LifeState.RUNNING, run="r"))
+    loan.jobs["b"] = replace(loan.jobs["b"], life=JobLifecycle(state=LifeState.RUNNING, run="r"))
     assert loan.turn().table.wanted == 0
 
 
@@ -334,9 +336,9 @@ def test_a_job_says_that_no_host_is_borrowed_for_it_and_why() -> None:
 def test_a_job_that_rests_until_its_next_try_keeps_its_host() -> None:
     loan = Loan()
     loan.job("a")
-    loan.jobs["a"] = replace(loan.jobs["a"], life=JobLife(not_before_s=2000.0))
+    loan.jobs["a"] = replace(loan.jobs["a"], life=JobLifecycle(not_before_s=2000.0))
     assert loan.turn().ask == ("l1",)
-    loan.jobs["a"] = replace(loan.jobs["a"], life=JobLife(state=LifeState.HALTED))
+    loan.jobs["a"] = replace(loan.jobs["a"], life=JobLifecycle(state=LifeState.HALTED))
     assert loan.turn().table.wanted == 0
 
 

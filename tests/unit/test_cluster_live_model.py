@@ -17,7 +17,7 @@ from edl.cluster.candidates import (
     live_model,
     throughput_curve,
 )
-from edl.cluster.lifecycle import JobLife, LifeState
+from edl.cluster.lifecycle import JobLifecycle, LifeState
 from edl.cluster.view import JobMeasurements, JobView
 from edl.policy.step_time import StepTime, StepTimeSample
 from edl.policy.step_time_fit import fit_all
@@ -25,11 +25,13 @@ from edl.step.batching import Batching
 
 
 def job(
-    life: JobLife | None = None, request: dict[str, Any] | None = None, **known: Any
+    life: JobLifecycle | None = None, request: dict[str, Any] | None = None, **known: Any
 ) -> JobView:
     """Return a job of which so much is known."""
     measured = JobMeasurements(**{"global_batch": 64, **known})
-    return JobView("a", 1, Request(**(request or {})), life=life or JobLife(), measured=measured)
+    return JobView(
+        "a", 1, Request(**(request or {})), life=life or JobLifecycle(), measured=measured
+    )
 
 
 def test_a_measured_size_is_predicted_as_it_was_measured() -> None:
@@ -137,7 +139,7 @@ def left_s(one: JobView, now_s: float) -> float:
 
 
 def test_the_users_duration_is_spent_by_attained_service() -> None:
-    life = JobLife(LifeState.RUNNING, slots=2, counted_s=0.0)
+    life = JobLifecycle(LifeState.RUNNING, slots=2, counted_s=0.0)
     one = job(life, {"max": 4, "min": 2, "hints": Hints(duration_s=300.0)})
     assert left_s(one, 0.0) == pytest.approx(4 * 300 / 2)
     assert left_s(one, 100.0) == pytest.approx((4 * 300 - 200) / 2)
@@ -145,7 +147,7 @@ def test_the_users_duration_is_spent_by_attained_service() -> None:
 
 
 def test_a_job_of_unknown_length_has_as_much_left_as_it_has_attained() -> None:
-    life = JobLife(LifeState.RUNNING, slots=4, counted_s=0.0)
+    life = JobLifecycle(LifeState.RUNNING, slots=4, counted_s=0.0)
     one = job(life, {"min": 2})
     assert left_s(one, 10.0) == pytest.approx(LEAST_SERVICE_S)
     assert left_s(one, 1000.0) == pytest.approx(4 * 1000 / 2)

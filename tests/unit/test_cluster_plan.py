@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from cluster_world import SETTINGS, Batches, Hints, Run, World, running
 
-from edl.cluster.allocate import HeldSlots
+from edl.cluster.allocate import KeepAllocation
 from edl.cluster.lifecycle import LifeResult, LifeState
 from edl.cluster.plan import ClusterPlan, plan
 from edl.cluster.records import Goal, HostReport, QueueRecord
@@ -836,7 +836,7 @@ def test_a_job_that_trains_is_not_stopped_for_a_decision_that_is_not_used() -> N
 
 def test_a_policy_that_cannot_be_asked_leaves_all_as_it_is_and_lets_hosts_be_drained() -> None:
     world = settled(2, 2, a={"max": 2}, b={"max": 2})
-    world.policy = HeldSlots("it is broken")
+    world.policy = KeepAllocation("it is broken")
     world.submit("c", max=2)
     world.rounds(3)
     assert (world.slots("a"), world.slots("b"), world.state("c")) == (2, 2, QUEUED)
@@ -855,7 +855,7 @@ def test_why_a_policy_cannot_be_asked_is_told_also_when_a_host_is_lost(
 ) -> None:
     """A job with too few slots, or a number that it may not have, is no error of the policy."""
     world = settled(*slots, a={"min": sizes[0], "max": 4, "sizes": sizes})
-    world.policy = HeldSlots("it is broken")
+    world.policy = KeepAllocation("it is broken")
     world.submit("b", max=2)
     world.round()
     world.machine_dies("h1")
@@ -871,7 +871,7 @@ def test_why_a_policy_cannot_be_asked_is_told_also_when_a_host_is_lost(
 
 def test_many_idle_jobs_change_over_several_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """One transaction has a limit, and submissions have none."""
-    monkeypatch.setattr("edl.cluster.plan.MOST_IDLE", 10)
+    monkeypatch.setattr("edl.cluster.plan.MAX_IDLE", 10)
     world = World(2)
     for number in range(25):
         world.submit(f"j{number}", max=2)
@@ -986,7 +986,7 @@ def test_a_job_that_trains_keeps_its_slots_where_its_files_vanish() -> None:
 
 def test_paths_are_asked_for_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """First those of jobs that wait, in the order of the queue; the others when these train."""
-    monkeypatch.setattr("edl.cluster.reconcile.MOST_BYTES", 3 * len('"/data/0",'))
+    monkeypatch.setattr("edl.cluster.reconcile.MAX_BYTES", 3 * len('"/data/0",'))
     world = World(8)
     for number in range(5):
         path = f"/data/{number}"
@@ -1004,7 +1004,7 @@ def needs(*paths: str) -> dict[str, str]:
 
 def test_one_queue_does_not_take_all_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenant with many long paths, of any priority, stopped the starts of all others."""
-    monkeypatch.setattr("edl.cluster.reconcile.MOST_BYTES", 4 * len('"/a/0",'))
+    monkeypatch.setattr("edl.cluster.reconcile.MAX_BYTES", 4 * len('"/a/0",'))
     world = World(8)
     world.queues = {"ann": QueueRecord(), "bob": QueueRecord()}
     for number in range(4):
@@ -1018,7 +1018,7 @@ def test_one_queue_does_not_take_all_questions(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_job_whose_paths_do_not_fit_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of its paths would be of no use to it."""
-    monkeypatch.setattr("edl.cluster.reconcile.MOST_BYTES", 3 * len('"/d/0",'))
+    monkeypatch.setattr("edl.cluster.reconcile.MAX_BYTES", 3 * len('"/d/0",'))
     world = World(8)
     world.submit("a", max=2, required_paths=needs("/d/0", "/d/1"))
     world.submit("b", max=2, required_paths=needs("/d/0", "/d/2", "/d/3"))
@@ -1028,7 +1028,7 @@ def test_a_job_whose_paths_do_not_fit_is_skipped(monkeypatch: pytest.MonkeyPatch
 
 
 def test_jobs_that_could_get_no_slots_are_asked_for_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.cluster.reconcile.MOST_BYTES", len('"/d/0",'))
+    monkeypatch.setattr("edl.cluster.reconcile.MAX_BYTES", len('"/d/0",'))
     large: list[dict[str, object]] = [
         {"min": 9},
         {"min": 3, "queue": "small"},
@@ -1061,7 +1061,7 @@ def test_a_job_whose_paths_alone_are_too_long_says_so() -> None:
 def test_a_policy_chooses_among_the_first_jobs_of_each_priority(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("edl.cluster.candidates.MOST_ASKED", 3)
+    monkeypatch.setattr("edl.cluster.candidates.MAX_ASKED", 3)
     asked: list[set[str]] = []
 
     def policy(cluster: ClusterState) -> Allocation:

@@ -9,14 +9,14 @@ from cluster_world import Request, World
 from rich.console import Console
 
 from edl.cli.administration import queue_table
-from edl.cluster.lifecycle import JobLife, LifeResult, LifeState
+from edl.cluster.lifecycle import JobLifecycle, LifeResult, LifeState
 from edl.cluster.queues import finish_time_fairness, queue_statuses
 from edl.cluster.records import QueueRecord
 from edl.cluster.view import JobView
 
 
 def finished(name: str, came_s: float, went_s: float, slot_s: float, most: int = 8) -> JobView:
-    life = JobLife(
+    life = JobLifecycle(
         LifeState.ENDED,
         result=LifeResult.FINISHED,
         submitted_s=came_s,
@@ -37,7 +37,7 @@ def finished(name: str, came_s: float, went_s: float, slot_s: float, most: int =
         # a is alone for half of its time: 4 / 1.5 slots
         ([finished("a", 0, 100, 400), finished("b", 50, 100, 100)], [2 / 3, 1.0]),
         ([finished("a", 0, 100, 0)], []),
-        ([JobView("a", 1, Request(), life=JobLife(submitted_s=1.0))], []),
+        ([JobView("a", 1, Request(), life=JobLifecycle(submitted_s=1.0))], []),
     ],
 )
 def test_rho_is_the_time_taken_by_the_time_alone(jobs: list[JobView], rhos: list[float]) -> None:

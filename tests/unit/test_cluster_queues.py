@@ -244,12 +244,12 @@ def test_a_job_that_has_lost_a_host_is_not_preempted_either(in_queue: bool) -> N
 
 
 def test_while_the_policy_cannot_be_asked_nothing_is_taken_back() -> None:
-    from edl.cluster.allocate import HeldSlots
+    from edl.cluster.allocate import KeepAllocation
 
     world = cluster(4, prod=4)
     world.submit("d", max=4, **DEV)
     settle(world)
-    world.policy = HeldSlots("it is broken")
+    world.policy = KeepAllocation("it is broken")
     world.submit("p", max=4, **PROD)
     settle(world)
     assert sizes(world) == {"d": 4, "p": 0}

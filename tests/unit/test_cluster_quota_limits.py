@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.cluster.tenants import QuotaRequest, quota_limits
+from edl.cluster.queues import QuotaRequest, quota_limits
 from edl.spec import Sizes
 
 

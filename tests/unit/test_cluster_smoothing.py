@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edl.cluster.policies.edl import MOST_AVERAGED, averaged, smoothed
+from edl.cluster.policies.edl import MAX_AVERAGED, averaged, smoothed
 
 TRIED = np.meshgrid([1.0, 2.0, 3.0, 4.0, 8.0, 16.0, 32.0], [32.0, 64.0, 128.0, 256.0, 512.0])
 SLOTS, BATCHES = (of.ravel() for of in TRIED)
@@ -54,6 +54,6 @@ def test_times_are_averaged_over_decisions() -> None:
     assert then.tolist() == pytest.approx([2.0, 4.0, 5.0])  # geometric means
     assert [of[1] for of in means.values()] == [2, 2, 1]
     assert count == 2  # the median
-    for _ in range(MOST_AVERAGED):
+    for _ in range(MAX_AVERAGED):
         _, count, means = averaged([4.0], ["a"], means)
-    assert (count, [*means]) == (MOST_AVERAGED, ["a"])
+    assert (count, [*means]) == (MAX_AVERAGED, ["a"])

@@ -16,7 +16,13 @@ from edl.cli.jobs import (
 )
 from edl.cluster.candidates import ThroughputPoint, ThroughputSource
 from edl.cluster.client.waiting import UNSEEN, described, wait_exit_code
-from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, JobLife, LifeResult, LifeState
+from edl.cluster.lifecycle import (
+    ClusterEvent,
+    ClusterEventKind,
+    JobLifecycle,
+    LifeResult,
+    LifeState,
+)
 from edl.cluster.manifest import BatchRange, JobManifest
 from edl.cluster.records import Goal, JobReasons, Wanted
 from edl.cluster.status import ClusterJobDetails, ClusterJobStatus
@@ -27,36 +33,44 @@ NOW_S = 1000.0
 MANIFEST = JobManifest("digits", ("python", "train.py"), 1, 4, cwd="/w")
 
 
-def job(life: JobLife | None = None, wanted: Wanted | None = None, **changes: object) -> StoredJob:
+def job(
+    life: JobLifecycle | None = None, wanted: Wanted | None = None, **changes: object
+) -> StoredJob:
     manifest = replace(MANIFEST, **changes)
     return StoredJob(
-        manifest.name, 1, 880.0, manifest, wanted or Wanted(), life or JobLife(since_s=900.0), 0
+        manifest.name,
+        1,
+        880.0,
+        manifest,
+        wanted or Wanted(),
+        life or JobLifecycle(since_s=900.0),
+        0,
     )
 
 
-def status(life: JobLife | None = None, wanted: Wanted | None = None) -> ClusterJobStatus:
+def status(life: JobLifecycle | None = None, wanted: Wanted | None = None) -> ClusterJobStatus:
     return described(job(life, wanted), JobReasons())
 
 
 class TestReason:
     def test_what_the_leader_says_counts_if_it_is_of_this_state(self) -> None:
-        life = JobLife(LifeState.QUEUED, "was preempted", since_s=900.0)
+        life = JobLifecycle(LifeState.QUEUED, "was preempted", since_s=900.0)
         said = {"digits": "place 1 of 1 in the queue: no slot is free"}
         assert described(job(life), JobReasons(900.0, said)).reason == said["digits"]
         assert described(job(life), JobReasons(899.0, said)).reason == "was preempted"
         assert described(job(life), JobReasons(950.0, {})).reason == "was preempted"
 
     def test_what_nobody_has_seen(self) -> None:
-        assert described(job(JobLife()), JobReasons()).reason == UNSEEN
+        assert described(job(JobLifecycle()), JobReasons()).reason == UNSEEN
 
     def test_an_ended_job_has_its_own(self) -> None:
-        life = JobLife(LifeState.ENDED, "trained to the end", since_s=900.0)
+        life = JobLifecycle(LifeState.ENDED, "trained to the end", since_s=900.0)
         assert described(job(life), JobReasons(950.0, {"digits": "x"})).reason == life.reason
 
 
 class TestTable:
     def test_one_line_a_job_without_a_terminal(self) -> None:
-        running = JobLife(LifeState.RUNNING, "has all its slots", since_s=900.0, slots=4)
+        running = JobLifecycle(LifeState.RUNNING, "has all its slots", since_s=900.0, slots=4)
         rows = job_table([status(), status(running)], NOW_S, None)
         assert rows == [
             "JOB     STATE    SLOTS  PRIORITY  AGE   REASON",
@@ -80,7 +94,7 @@ class TestTable:
 
     def test_only_the_newest_of_those_that_have_ended(self) -> None:
         many = [
-            replace(status(JobLife(LifeState.ENDED, ended_s=float(n))), name=f"j{n}")
+            replace(status(JobLifecycle(LifeState.ENDED, ended_s=float(n))), name=f"j{n}")
             for n in range(ENDED_SHOWN + 2)
         ]
         shown, more = newest_ended([*many, status()])
@@ -96,7 +110,7 @@ class TestTable:
 
 
 def test_one_job_in_full() -> None:
-    life = JobLife(
+    life = JobLifecycle(
         LifeState.QUEUED,
         "its run has failed",
         since_s=900.0,
@@ -157,21 +171,21 @@ def test_an_event_of_a_host() -> None:
 @pytest.mark.parametrize(
     ("life", "code"),
     [
-        (JobLife(LifeState.ENDED, result=LifeResult.FINISHED), 0),
-        (JobLife(LifeState.ENDED, result=LifeResult.FAILED, exit_code=9), 9),
-        (JobLife(LifeState.ENDED, result=LifeResult.FAILED), 1),
-        (JobLife(LifeState.ENDED, result=LifeResult.DELETED), 94),
-        (JobLife(LifeState.HALTED), 90),
+        (JobLifecycle(LifeState.ENDED, result=LifeResult.FINISHED), 0),
+        (JobLifecycle(LifeState.ENDED, result=LifeResult.FAILED, exit_code=9), 9),
+        (JobLifecycle(LifeState.ENDED, result=LifeResult.FAILED), 1),
+        (JobLifecycle(LifeState.ENDED, result=LifeResult.DELETED), 94),
+        (JobLifecycle(LifeState.HALTED), 90),
     ],
 )
-def test_a_wait_has_a_code_for_each_end(life: JobLife, code: int) -> None:
+def test_a_wait_has_a_code_for_each_end(life: JobLifecycle, code: int) -> None:
     found = status(life, Wanted(Goal.HALT))
     assert found.is_over
     assert wait_exit_code(found) == code
 
 
 def test_what_is_not_over() -> None:
-    halted = JobLife(LifeState.HALTED, "a user has halted it", since_s=900.0)
+    halted = JobLifecycle(LifeState.HALTED, "a user has halted it", since_s=900.0)
     assert not status(halted, Wanted(Goal.RUN)).is_over  # it is about to be resumed
-    assert not status(JobLife(LifeState.HALTING), Wanted(Goal.HALT)).is_over
+    assert not status(JobLifecycle(LifeState.HALTING), Wanted(Goal.HALT)).is_over
     assert state_line(status(halted)) == "halted: a user has halted it"

@@ -21,8 +21,8 @@ from edl.cluster.records import (
     tenant_of,
 )
 from edl.cluster.tenants import (
-    MOST_A_MINUTE,
-    MOST_TEXT,
+    MAX_A_MINUTE,
+    MAX_TEXT,
     RESPONSES_KEPT,
     RequestRate,
     TenantRequest,
@@ -204,9 +204,9 @@ def test_a_node_with_another_name_is_no_request(node: str, number: int | None) -
 def test_what_is_kept_of_a_text_of_a_tenant_is_short_and_printable() -> None:
     assert shown("tenant ann has no queue 'x'") == "tenant ann has no queue 'x'"
     assert shown("a\x1b[2J\ud800\u00e9\n") == "a?[2J???"
-    assert shown("x" * MOST_TEXT) == "x" * MOST_TEXT
+    assert shown("x" * MAX_TEXT) == "x" * MAX_TEXT
     long = shown("x" * 1_000_000)
-    assert (len(long), long[-4:]) == (MOST_TEXT, "x...")
+    assert (len(long), long[-4:]) == (MAX_TEXT, "x...")
 
 
 @pytest.mark.parametrize("signature", ["\ud800", "\u00e9", "x" * 1000])
@@ -230,7 +230,7 @@ def test_what_an_answer_repeats_is_short_and_printable() -> None:
 def test_a_tenant_may_have_so_many_requests_a_minute() -> None:
     rate = RequestRate().at(1000.0)
     assert not rate.is_reached
-    full = replace(rate, count=MOST_A_MINUTE)
+    full = replace(rate, count=MAX_A_MINUTE)
     assert full.at(1059.9).is_reached
     assert full.ends_s == 1060.0
     assert full.at(1060.0) == RequestRate(1060.0)

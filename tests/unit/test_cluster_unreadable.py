@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edl.cluster.candidates import _why_fixed
-from edl.cluster.lifecycle import JobLife, LifeState, run_token
+from edl.cluster.lifecycle import JobLifecycle, LifeState, run_token
 from edl.cluster.manifest import JobManifest
 from edl.cluster.plan import ClusterPlan, plan
 from edl.cluster.policies.simple import Fifo
@@ -41,10 +41,10 @@ def planned(
     ``is_unread``: its session has no connection. ``leaving``: what it is to give back.
     """
     token = run_token(3, 1)
-    life = JobLife(state, since_s=990.0, run=token if state.has_run else "", runs=1)
+    life = JobLifecycle(state, since_s=990.0, run=token if state.has_run else "", runs=1)
     bad, good = (
         StoredJob(name, order, 0.0, JobManifest(name, ("x",), 1, 2), Wanted(), own, 0)
-        for name, order, own in (("ann.x", 3, life), ("bob.y", 4, JobLife(since_s=990.0)))
+        for name, order, own in (("ann.x", 3, life), ("bob.y", 4, JobLifecycle(since_s=990.0)))
     )
     entry = JobAssignment(token, (0, 1), leaving=leaving, changed_s=1.0)
     assigned = HostAssignment({"ann.x": entry} if state.has_run else {})
@@ -91,7 +91,7 @@ def test_one_that_was_not_read_now_goes_on(state: LifeState, leaving: tuple[int,
 
 
 def test_the_policy_does_not_move_one_that_was_not_read_now() -> None:
-    life = JobLife(LifeState.RUNNING, run=run_token(3, 1), runs=1)
+    life = JobLifecycle(LifeState.RUNNING, run=run_token(3, 1), runs=1)
     job = StoredJob("ann.x", 3, 0.0, JobManifest("ann.x", ("x",), 1, 2), Wanted(), life, 0)
     snapshot = ClusterSnapshot(ClusterRecord(), AllocationRecord(), 0, (job,), (), {})
     view = cluster_view(snapshot, {}, unread={"ann.x": WHY}).by_name["ann.x"]
@@ -99,7 +99,7 @@ def test_the_policy_does_not_move_one_that_was_not_read_now() -> None:
 
 
 def test_measurements_that_make_no_sense_are_its_own_trouble() -> None:
-    life = JobLife(LifeState.RUNNING, run=run_token(3, 1), runs=1)
+    life = JobLifecycle(LifeState.RUNNING, run=run_token(3, 1), runs=1)
     job = StoredJob("ann.x", 3, 0.0, JobManifest("ann.x", ("x",), 1, 2), Wanted(), life, 0)
     snapshot = ClusterSnapshot(ClusterRecord(), AllocationRecord(), 0, (job,), (), {})
     runs: Any = {"ann.x": SimpleNamespace(token="z" * 24)}

@@ -12,7 +12,7 @@ import pytest
 from edl.client.waiting import ClientLimits
 from edl.cluster.client import waiting
 from edl.cluster.client.waiting import JobCondition, wait_for_job
-from edl.cluster.lifecycle import JobLife, LifeState
+from edl.cluster.lifecycle import JobLifecycle, LifeState
 from edl.cluster.manifest import JobManifest
 from edl.cluster.records import JobReasons, Wanted
 from edl.cluster.status import ClusterJobStatus
@@ -21,9 +21,9 @@ from edl.errors import CoordinationError, TimedOut, UnknownJob, ZooKeeperUnreach
 
 NOW = ClientLimits(poll_s=0.0)
 MANIFEST = JobManifest("digits", ("x",), 1, 4)
-QUEUED = StoredJob("digits", 7, 1.0, MANIFEST, Wanted(), JobLife(reason="waits"), 0)
-RUNNING = replace(QUEUED, life=JobLife(LifeState.RUNNING, "trains"))
-ENDED = replace(QUEUED, life=JobLife(LifeState.ENDED, "is done"))
+QUEUED = StoredJob("digits", 7, 1.0, MANIFEST, Wanted(), JobLifecycle(reason="waits"), 0)
+RUNNING = replace(QUEUED, life=JobLifecycle(LifeState.RUNNING, "trains"))
+ENDED = replace(QUEUED, life=JobLifecycle(LifeState.ENDED, "is done"))
 AWAY = ZooKeeperUnreachable("z:1", 10.0)
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from edl.cluster.allocate import table_for, without_asking
-from edl.cluster.fleet.runner import FleetStatus, LeaseKeeper
-from edl.cluster.leases import lease_summary
+from edl.cluster.fleet.runner import FleetStatus, LeaseManager
+from edl.cluster.leases import lease_summary, table_for, without_asking
 from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind
 from edl.cluster.nodes import ClusterPaths
 from edl.cluster.records import (
@@ -81,7 +80,7 @@ class Term:
             name="ray", answer=FleetStatus(1, {}), order=lambda *words: self.orders.append(words)
         )
         limits = LeaseLimits(Shape(4), max_hosts=2, min_hosts=1, forget=forget)
-        self.keeper = LeaseKeeper(store, writer, self.runner, limits, self.said.append)
+        self.keeper = LeaseManager(store, writer, self.runner, limits, self.said.append)
         self.view = ClusterView([], [HostView("n1", HostOffer(4, lease="l7"))])
 
     def _event(self, kind: ClusterEventKind, reason: str, host: str = "") -> ClusterEvent:

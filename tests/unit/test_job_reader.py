@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edl.cluster.lifecycle import JobLife
+from edl.cluster.lifecycle import JobLifecycle
 from edl.cluster.manifest import JobManifest
 from edl.cluster.nodes import ClusterPaths
 from edl.cluster.records import Wanted
@@ -54,7 +54,7 @@ class Nodes:
             (p.job(name), {}),
             (p.manifest(name), manifest.to_json()),
             (p.wanted(name), Wanted().to_json()),
-            (p.life(name), JobLife().to_json()),
+            (p.life(name), JobLifecycle().to_json()),
         ):
             self.put(path, value, number)
 
@@ -126,7 +126,7 @@ def test_a_change_while_it_is_read_is_read_next(nodes: Nodes) -> None:
 
 def test_a_job_that_is_replaced_while_it_is_read_is_read_again(nodes: Nodes) -> None:
     reader = reader_of(nodes)
-    nodes.put(nodes.paths.life("a"), JobLife().to_json(), number=9)
+    nodes.put(nodes.paths.life("a"), JobLifecycle().to_json(), number=9)
     nodes.before_answers = lambda: nodes.submit("a", number=9, np=2)
     [job] = reader.watched(["a"])
     assert (job.manifest.np, job.order) == (2, 9)

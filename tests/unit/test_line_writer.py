@@ -74,14 +74,14 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[Say]:
     monkeypatch.setattr("edl.cli.dashboard.connected", connect)
     monkeypatch.setattr("edl.cli.dashboard.known_store", lambda *_: store)
     monkeypatch.setattr(dashboard_server, "run_cluster_dashboard", lambda _, *rest: Part(*rest))
-    for name in ("BackgroundProcess", "Controller", "HistoryKeeper"):
+    for name in ("BackgroundProcess", "Controller", "HistoryThread"):
         monkeypatch.setattr(cluster_verb, name, Part)
     client = SimpleNamespace(policy=SimpleNamespace(get=lambda: SimpleNamespace(policy="fair")))
     monkeypatch.setattr(cluster_verb, "connected", connect)
     monkeypatch.setattr(cluster_verb, "access_to_start", lambda *_: (session.access, True))
     monkeypatch.setattr(cluster_verb, "Cluster", lambda *_, **__: client)
     monkeypatch.setattr(cluster_verb, "run_controller", lambda *_: None)
-    monkeypatch.setattr(host_verb, "keep_host", Part)
+    monkeypatch.setattr(host_verb, "run_host_daemon", Part)
     monkeypatch.setattr(api_server, "run_server", Part)
     monkeypatch.setattr(listening, "PACKAGES", ())
     return found

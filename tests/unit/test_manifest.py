@@ -11,9 +11,9 @@ import docs_tables
 import pytest
 from jsonschema import Draft202012Validator
 
-from edl.cluster.client.manifest_reading import job_manifest, manifest_in, read_job_manifest
+from edl.cluster.client.client import job_manifest, manifest_in, read_job_manifest
 from edl.cluster.manifest import (
-    MOST_BYTES,
+    MAX_BYTES,
     BatchRange,
     JobManifest,
     PolicyHints,
@@ -245,7 +245,7 @@ def test_a_large_file_is_not_parsed() -> None:
     sentence = "job.yaml: it has more than 65536 bytes, and no manifest needs so many; is it the"
     assert str(refused("a" * 10**7)).startswith(sentence)
     with pytest.raises(ManifestError, match="more than 65536 bytes"):
-        decoded_manifest(b"a" * (MOST_BYTES + 1), "job.yaml")
+        decoded_manifest(b"a" * (MAX_BYTES + 1), "job.yaml")
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_no_more_is_read_than_a_manifest_may_have(data: bytes, sentence: str) ->
     class Pipe(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             assert size is not None
-            assert 0 < size <= MOST_BYTES + 1
+            assert 0 < size <= MAX_BYTES + 1
             return super().read(size)
 
     with pytest.raises(ManifestError) as caught:

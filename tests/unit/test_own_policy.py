@@ -13,7 +13,7 @@ import pytest
 from clusters import job, nodes
 
 from edl.cli.main import invoke
-from edl.cluster.policies.registry import MOST_REASON_CHARS, OwnPolicy
+from edl.cluster.policies.registry import MAX_REASON_CHARS, OwnPolicy
 from edl.cluster.state import Allocation, ClusterState
 from edl.cluster_policies import load_policy
 from edl.errors import UsageError
@@ -85,7 +85,7 @@ class TestFinding:
     def test_its_fields_are_parameters(self) -> None:
         found: Any = load_policy("mine:Patient", {"patience_s": 3})
         assert found.rule.patience_s == 3
-        assert len(found(STATE).reasons["a"]) == MOST_REASON_CHARS
+        assert len(found(STATE).reasons["a"]) == MAX_REASON_CHARS
 
     @pytest.mark.parametrize(
         ("name", "parameters", "sentence"),

@@ -112,7 +112,7 @@ def test_to_wait_for_a_thread_is_no_look_that_hangs(
     clock: Clock, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With many paths on a slow disk some wait for longer than a look may last."""
-    monkeypatch.setattr(path_probe, "MOST_THREADS", 1)
+    monkeypatch.setattr(path_probe, "MAX_THREADS", 1)
     probe, all_there = PathProbe(disk.exists), {"/a": True, "/b": True, "/c": True}
     disk.there = set(all_there)
     assert answered(probe, *all_there) == all_there

@@ -60,7 +60,7 @@ class Leader:
 
 
 def leader(monkeypatch: pytest.MonkeyPatch, world: World, most_bytes: int) -> Leader:
-    for limit in ("MOST_BYTES", "TRANSACTION_BYTES"):
+    for limit in ("MAX_BYTES", "TRANSACTION_BYTES"):
         monkeypatch.setattr(f"edl.cluster.controller.controller.{limit}", most_bytes)
     return Leader(world, most_bytes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from clusters import job, nodes
 
-from edl.cluster.allocate import HeldSlots
+from edl.cluster.allocate import KeepAllocation
 from edl.cluster.controller import policy_runner
 from edl.cluster.controller.policy_runner import REST_S, PolicyProcess, PolicyRunner
 from edl.cluster.policies.simple import Fifo
@@ -37,7 +37,7 @@ def test_a_policy_that_fails_rests(clock: Clock, said: list[str]) -> None:
     fifo = ClusterRecord(policy="fifo")
     assert isinstance(runner.policy(fifo), Fifo)
     held = runner.failed("it is broken")
-    assert held == HeldSlots("it is broken") == runner.policy(fifo)
+    assert held == KeepAllocation("it is broken") == runner.policy(fifo)
     clock.now_s = REST_S
     assert isinstance(runner.policy(fifo), Fifo)
     runner.failed("it is broken")
@@ -59,7 +59,7 @@ def test_a_policy_that_was_changed_is_asked_at_once(clock: Clock, said: list[str
 def test_a_policy_that_this_edl_does_not_have(clock: Clock, said: list[str]) -> None:
     runner = PolicyRunner(said.append)
     held = runner.policy(ClusterRecord(policy="future"))
-    assert isinstance(held, HeldSlots)
+    assert isinstance(held, KeepAllocation)
     assert said == [f"jobs keep their slots: {held.why}"]
     assert held.why.startswith("there is no policy 'future'; use one of fifo, ")
     state = ClusterState([job("a")], nodes(2), {}, 0.0, {"x": 1})

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from edl.cluster.controller import run_sessions
-from edl.cluster.controller.run_sessions import (
-    MOST_JOBS,
-    MOST_SESSIONS,
+from edl.cluster import runs as runs_module
+from edl.cluster.runs import (
+    MAX_JOBS,
+    MAX_SESSIONS,
     MOVE_S,
     RETRY_S,
     SPARE,
@@ -37,7 +37,7 @@ class FakeSession:
 class FakeReader:
     """A reader whose runs are the secrets that it was asked for."""
 
-    most = MOST_JOBS
+    most = MAX_JOBS
 
     def __init__(self, session: FakeSession, on_change: object) -> None:
         self.session = session
@@ -62,8 +62,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         for one in sessions:
             one.close()
 
-    monkeypatch.setattr(run_sessions, "RunReader", FakeReader)
-    monkeypatch.setattr(run_sessions, "_close", close)
+    monkeypatch.setattr(runs_module, "RunReader", FakeReader)
+    monkeypatch.setattr(runs_module, "_close", close)
     return []
 
 
@@ -95,7 +95,7 @@ def opened(made: list[Any]) -> Cluster:
 
 def test_each_session_proves_few_secrets(made: list[Any]) -> None:
     runs = opened(made)
-    secrets = {f"j{number}": f"s{number}" for number in range(3 * MOST_JOBS - 1)}
+    secrets = {f"j{number}": f"s{number}" for number in range(3 * MAX_JOBS - 1)}
     assert runs.read(secrets, 1) == secrets
     assert len(made) == 3
     assert runs.session_of("j0") is made[0]
@@ -110,8 +110,8 @@ def test_each_session_proves_few_secrets(made: list[Any]) -> None:
 def test_jobs_come_and_go_without_end(made: list[Any]) -> None:
     """Of a thousand jobs, one after another, a few last; their sessions do not pile up."""
     runs = opened(made)
-    lasting = {f"j{number}": "s" for number in range(0, 10 * MOST_JOBS, MOST_JOBS // 4)}
-    for number in range(10 * MOST_JOBS):
+    lasting = {f"j{number}": "s" for number in range(0, 10 * MAX_JOBS, MAX_JOBS // 4)}
+    for number in range(10 * MAX_JOBS):
         kept = {name: "s" for name in lasting if int(name[1:]) < number}
         found = runs.read({**kept, f"j{number}": "s"}, 1)
         assert found.keys() == {*kept, f"j{number}"}
@@ -121,9 +121,9 @@ def test_jobs_come_and_go_without_end(made: list[Any]) -> None:
 
 def test_jobs_that_are_left_alone_move_together(made: list[Any]) -> None:
     runs = opened(made)
-    names = [f"j{number:03}" for number in range(4 * MOST_JOBS - 50)]
+    names = [f"j{number:03}" for number in range(4 * MAX_JOBS - 50)]
     runs.read(dict.fromkeys(names, "s"), 1)
-    left = dict.fromkeys(names[::MOST_JOBS], "s")
+    left = dict.fromkeys(names[::MAX_JOBS], "s")
     assert runs.read(left, 1) == left
     assert [one.is_closed for one in made] == [True, False, False, False]
     assert runs.session_of(names[0]) is made[-1]
@@ -144,10 +144,10 @@ def test_a_very_large_cluster_has_few_sessions(
     for number in range(20):
         secrets |= {f"j{500 * number + n}": "s" for n in range(500)}
         assert runs.read(secrets, 1) == secrets
-        assert len(runs.sessions) <= MOST_SESSIONS + SPARE
+        assert len(runs.sessions) <= MAX_SESSIONS + SPARE
     afresh = opened(made)
     assert afresh.read(secrets, 1) == secrets
-    assert len(afresh.sessions) == MOST_SESSIONS
+    assert len(afresh.sessions) == MAX_SESSIONS
 
 
 def test_the_more_jobs_have_runs_the_older_may_progress_be(
@@ -162,7 +162,7 @@ def test_the_more_jobs_have_runs_the_older_may_progress_be(
 
     monkeypatch.setattr(FakeReader, "read", read)
     runs = opened(made)
-    secrets = {f"j{number}": "s" for number in range(MOST_JOBS)}
+    secrets = {f"j{number}": "s" for number in range(MAX_JOBS)}
     runs.read(secrets, 1)
     runs.read(secrets, 100)
     assert asked == [0.01, 1.0]
@@ -184,10 +184,10 @@ def test_jobs_of_a_session_that_cannot_be_opened_are_read_in_another_one(
 ) -> None:
     monkeypatch.setattr(FakeReader, "most", 10**6)
     runs = opened(made)
-    secrets = {f"j{number:03}": "s" for number in range(MOST_JOBS)}
+    secrets = {f"j{number:03}": "s" for number in range(MAX_JOBS)}
     runs.read(secrets, 1)
     runs.refuses = True
-    for number in range(MOST_JOBS, 2 * MOST_JOBS):
+    for number in range(MAX_JOBS, 2 * MAX_JOBS):
         secrets[f"j{number:03}"] = "s"
         assert runs.read(secrets, 1) == secrets
     assert runs.session_of("new") is made[0], "one that is created"
@@ -215,7 +215,7 @@ def test_a_new_leader_that_gets_few_sessions_reads_all_jobs(
 ) -> None:
     monkeypatch.setattr(FakeReader, "most", 10**6)
     runs = opened(made)
-    secrets = {f"j{number}": "s" for number in range(5 * MOST_JOBS)}
+    secrets = {f"j{number}": "s" for number in range(5 * MAX_JOBS)}
     answers = iter([False, True, True, False, True])
     connect = runs._open
 
@@ -223,7 +223,7 @@ def test_a_new_leader_that_gets_few_sessions_reads_all_jobs(
         runs.refuses = next(answers)
         return connect()
 
-    monkeypatch.setattr(run_sessions, "READERS", 1)
+    monkeypatch.setattr(runs_module, "READERS", 1)
     runs._connect = some
     assert runs.read(secrets, 1) == secrets
     assert len(runs.sessions) == 2
@@ -235,8 +235,8 @@ def test_a_session_without_a_connection_holds_up_no_other_one(
 ) -> None:
     monkeypatch.setattr(FakeReader, "most", 10**6)
     runs = opened(made)
-    secrets = {f"j{number:03}": "s" for number in range(2 * MOST_JOBS)}
-    mine = {name: "s" for name in secrets if name >= f"j{MOST_JOBS:03}"}
+    secrets = {f"j{number:03}": "s" for number in range(2 * MAX_JOBS)}
+    mine = {name: "s" for name in secrets if name >= f"j{MAX_JOBS:03}"}
     runs.read(secrets, 1)
     made[1].connected = False
     for _ in range(3):
@@ -261,7 +261,7 @@ def test_an_answer_that_is_an_error_moves_no_job(
 ) -> None:
     """It may come of the jobs, and would then follow them."""
     runs = opened(made)
-    secrets = {f"j{number:03}": "s" for number in range(MOST_JOBS + 1)}
+    secrets = {f"j{number:03}": "s" for number in range(MAX_JOBS + 1)}
     runs.read(secrets, 1)
     usual = FakeReader.read
 
@@ -272,14 +272,14 @@ def test_an_answer_that_is_an_error_moves_no_job(
 
     monkeypatch.setattr(FakeReader, "read", read)
     for _ in range(3):
-        assert len(runs.read(secrets, 1)) == MOST_JOBS
+        assert len(runs.read(secrets, 1)) == MAX_JOBS
         runs.now_s += 10 * MOVE_S
     assert runs.unread.keys() == {"j100"}
 
 
 def test_without_any_connection_nothing_is_planned(made: list[Any]) -> None:
     runs = opened(made)
-    secrets = {f"j{number:03}": "s" for number in range(2 * MOST_JOBS)}
+    secrets = {f"j{number:03}": "s" for number in range(2 * MAX_JOBS)}
     runs.read(secrets, 1)
     for one in made:
         one.connected = False
@@ -292,7 +292,7 @@ def test_the_end_of_the_term_is_no_error_of_one_session(
     made: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = opened(made)
-    secrets = {f"j{number:03}": "s" for number in range(MOST_JOBS)}
+    secrets = {f"j{number:03}": "s" for number in range(MAX_JOBS)}
     runs.read(secrets, 1)
 
     def connect() -> Any:
@@ -308,7 +308,7 @@ def test_the_end_of_the_term_is_no_error_of_one_session(
 def test_a_session_catches_up_before_a_job_that_comes_back_is_read(made: list[Any]) -> None:
     """The job's former run was removed in another session."""
     runs = opened(made)
-    secrets = {f"j{number:03}": "s" for number in range(MOST_JOBS + 1)}
+    secrets = {f"j{number:03}": "s" for number in range(MAX_JOBS + 1)}
     runs.read(secrets, 1)
     left = {name: "s" for name in secrets if name != "j000"}
     runs.read(left, 1)

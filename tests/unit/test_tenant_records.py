@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from edl.cluster.controller.tenant_requests import TenantRequests
-from edl.cluster.lifecycle import ClusterEvent, JobLife
+from edl.cluster.lifecycle import ClusterEvent, JobLifecycle
 from edl.cluster.nodes import ClusterPaths
 from edl.cluster.plan import ClusterPlan
 from edl.cluster.tenants import TenantView
-from edl.cluster.writer import MOST_BYTES, byte_count
+from edl.cluster.writer import MAX_BYTES, byte_count
 from edl.errors import CoordinationError
 
 P = ClusterPaths("lab")
@@ -44,14 +44,14 @@ class Cluster:
         if write.sequence:
             self.events.append(ClusterEvent.from_json(write.value))
             return True
-        if byte_count(writes) > MOST_BYTES or write.path in self.refused:
+        if byte_count(writes) > MAX_BYTES or write.path in self.refused:
             raise CoordinationError("too many bytes")
         self.told[write.path] = TenantView.from_json(write.value)
         return True
 
     def serve(self, reasons: dict[str, str], now_s: float = 10.0) -> float:
         """Serve the tenants, of whose jobs each waits for one of the ``reasons``."""
-        lives = dict.fromkeys(reasons, JobLife(since_s=5.0))
+        lives = dict.fromkeys(reasons, JobLifecycle(since_s=5.0))
         return self.requests.serve((), ClusterPlan(reasons=reasons), lives, now_s)
 
 

@@ -9,19 +9,28 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from os import PathLike
+from os import PathLike, fspath
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any, BinaryIO
 
+from edl import config
 from edl.client.connection import SessionClient
 from edl.client.waiting import USUAL, ClientLimits
 from edl.cluster.client import waiting
 from edl.cluster.client.connection import OpenStore, connected_cluster
 from edl.cluster.client.logs import LogEnd, log_ends
-from edl.cluster.client.manifest_reading import AnyManifest, job_manifest
 from edl.cluster.client.plans import measured_view, plan_now, status_of_cluster
 from edl.cluster.client.waiting import JobCondition, OnStatus, described, ignore_status, looks
 from edl.cluster.lifecycle import ClusterEvent, LifeResult, LifeState
-from edl.cluster.manifest import MOST_PRIORITY
+from edl.cluster.manifest import (
+    MAX_BYTES,
+    MAX_PRIORITY,
+    JobManifest,
+    decoded_manifest,
+    manifest_of_values,
+    parse_manifest,
+)
 from edl.cluster.queues import QueueStatus, overbooked, queue_statuses
 from edl.cluster.records import ClusterRecord, Goal, QueueRecord, Wanted
 from edl.cluster.runs import cluster_view
@@ -36,8 +45,47 @@ from edl.cluster.status import (
 from edl.cluster.store import ClusterStore, SecretStatus
 from edl.cluster.submission import TenantStore, submit_job
 from edl.cluster_policies import load_policy
-from edl.errors import TimedOut, UsageError
+from edl.errors import ManifestError, TimedOut, UsageError
 from edl.job.placement import whole
+
+# ------------------------------------------------------------
+# Read the manifest of a job, as `edl submit` and programs give it.
+
+
+AnyManifest = JobManifest | Mapping[str, Any] | str | PathLike[str]
+"""A manifest; its values by key; its text, which has several lines; or the path of its file."""
+
+
+def job_manifest(given: AnyManifest) -> JobManifest:
+    """Return the manifest that `given` is or names, with absolute paths."""
+    if isinstance(given, JobManifest):
+        manifest = given
+    elif isinstance(given, Mapping):
+        manifest = manifest_of_values(given)
+    elif isinstance(given, str) and "\n" in given:
+        manifest = parse_manifest(given, "the manifest")
+    else:
+        return read_job_manifest(fspath(given))
+    return manifest.with_absolute_paths(str(Path.cwd()), config.home_dir)
+
+
+def read_job_manifest(path: str | Path) -> JobManifest:
+    """Return the manifest in the file at `path`, with absolute paths."""
+    source = str(path)
+    try:
+        with Path(path).open("rb") as file:
+            return manifest_in(file, source)
+    except OSError as error:
+        what = f"it cannot be read: {error.strerror}"
+        raise ManifestError(source, 0, f"{what}; name the file of a job's manifest") from None
+
+
+def manifest_in(file: BinaryIO, source: str) -> JobManifest:
+    """Return the manifest in an open file or pipe, of which no more is read than one may have."""
+    data = file.read(MAX_BYTES + 1)
+    manifest = parse_manifest(decoded_manifest(data, source), source)
+    return manifest.with_absolute_paths(str(Path.cwd()), config.home_dir)
+
 
 # ------------------------------------------------------------
 # The secrets of a cluster as an object for Python programs.
@@ -208,7 +256,7 @@ class QueueClient:
         """Return the queues of the cluster by name, with their slots and jobs; empty: none."""
         with self._open() as store:
             store.nodes.check_administrator("see the queues of the cluster")
-            return queue_statuses(cluster_view(store.look(), {}))
+            return queue_statuses(cluster_view(store.observe(), {}))
 
     def delete(self, name: str) -> None:
         """Remove the queue ``name``. Without any queue, all jobs share the slots of the cluster.
@@ -623,10 +671,9 @@ class Cluster(SessionClient[ClusterStore]):
             UsageError: the priority is out of range, or the job has ended or is being deleted.
         """
         wanted = whole(priority)
-        if abs(wanted) > MOST_PRIORITY:
+        if abs(wanted) > MAX_PRIORITY:
             raise UsageError(
-                f"the priority is {wanted}; it must lie between -{MOST_PRIORITY} and "
-                f"{MOST_PRIORITY}"
+                f"the priority is {wanted}; it must lie between -{MAX_PRIORITY} and {MAX_PRIORITY}"
             )
         return self._want(job, lambda before: replace(before, priority=wanted))
 

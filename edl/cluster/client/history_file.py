@@ -11,7 +11,9 @@ each other. A file says in the table ``cluster`` which one it is of.
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -21,6 +23,7 @@ from typing import Any
 
 from edl import config
 from edl.cluster.client.access import is_on_network
+from edl.cluster.client.client import Cluster
 from edl.cluster.history import (
     AuditEntry,
     EventOutcome,
@@ -31,8 +34,10 @@ from edl.cluster.history import (
     replayed,
 )
 from edl.cluster.lifecycle import ClusterEvent
-from edl.errors import DataError
+from edl.errors import DataError, EdlError
 from edl.zookeeper.access import CLUSTERS
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1  # of the file; one of another format is made again
 LOCKED_S = 20.0  # for another process to write what it has read
@@ -40,7 +45,7 @@ RETRY_S = 0.01  # between two tries to get the file alone
 # If others are faster twice, a call is done: the second one has read the log after it began.
 FILLS = 2
 KEPT_S = 365 * 86400.0  # what ended so long before the newest event is removed
-MOST_ROWS = 1000  # of one answer
+MAX_ROWS = 1000  # of one answer
 
 ReadEvents = Callable[[int], Sequence[tuple[int, ClusterEvent]]]
 """Returns the events of a cluster with a number above the given one, the oldest first."""
@@ -107,7 +112,7 @@ class HistoryFile:
         return [*reversed(beside), self._path, path]
 
     def jobs(
-        self, now_s: float, job: str | None = None, since_s: float = 0.0, most: int = MOST_ROWS
+        self, now_s: float, job: str | None = None, since_s: float = 0.0, most: int = MAX_ROWS
     ) -> tuple[JobHistory, ...]:
         """Return the jobs of the history, those that were submitted last first."""
         where, values = _where(
@@ -124,7 +129,7 @@ class HistoryFile:
         begin_s: float,
         end_s: float,
         job: str | None = None,
-        most: int = MOST_ROWS,
+        most: int = MAX_ROWS,
         is_newest: bool = False,
     ) -> tuple[SlotInterval, ...]:
         """Return who had which slots between two times, the earliest first: a Gantt chart."""
@@ -147,7 +152,7 @@ class HistoryFile:
         return tuple(found[-most:] if is_newest else found[:most])
 
     def audit(
-        self, after: int = -1, job: str | None = None, most: int = MOST_ROWS
+        self, after: int = -1, job: str | None = None, most: int = MAX_ROWS
     ) -> tuple[AuditEntry, ...]:
         """Return what users have asked for, the oldest first."""
         where, values = _where({"job = ?": job, "number > ?": after})
@@ -381,3 +386,54 @@ def _where(conditions: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
 
 def _text(event: ClusterEvent) -> str:
     return json.dumps(event.to_json(), sort_keys=True)
+
+
+# ------------------------------------------------------------
+# Keep the history beside a controller, in a thread of its own.
+
+
+FILL_S = 10.0  # between two looks at the event log; it keeps 10,000 events
+END_S = 2.0  # for a look that is under way to end; without it, the next one does the same
+
+
+class HistoryThread:
+    """A thread that adds new events of a cluster to its history; a context manager."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        file: HistoryFile,
+        say: Callable[[str], None],
+        fill_s: float = FILL_S,
+    ) -> None:
+        self._cluster = cluster
+        self._file = file
+        self._say = say
+        self._fill_s = fill_s
+        self._said = ""
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="edl-history", daemon=True)
+
+    def __enter__(self) -> HistoryThread:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join(END_S)
+
+    def _keep(self) -> None:
+        """Fill the history again and again, until the end."""
+        while not self._ends.wait(self._fill_s):
+            try:
+                with self._cluster as cluster:
+                    while not self._ends.is_set():
+                        self._file.fill(lambda after: cluster.events(after=after), cluster.uid)
+                        self._said = ""
+                        self._ends.wait(self._fill_s)
+            except EdlError as error:
+                if str(error) != self._said:
+                    self._said = str(error)
+                    self._say(f"cannot write the history: {error}")
+            except Exception:  # a defect here must not end the controller's process
+                logger.exception("the history cannot be filled")

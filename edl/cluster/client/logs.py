@@ -112,7 +112,7 @@ class HostLogs:
 
 AT_ONCE = 16  # hosts that are asked which logs they have
 
-MOST_BYTES = 1 << 22  # of the ends of all logs of a job together
+MAX_BYTES = 1 << 22  # of the ends of all logs of a job together
 
 
 @dataclass(frozen=True)
@@ -240,10 +240,10 @@ def log_ends(
         raise UsageError(f"job {job} has not started yet, so it has no logs: it is {life.state}")
     reader = ClusterJobLogs(store, job, worker)
     reader.look()
-    found, left = [], MOST_BYTES
+    found, left = [], MAX_BYTES
     for log in reader.logs:
         if left < last_bytes:
-            why = f"the answer has {MOST_BYTES} bytes already; ask for {log.name} alone"
+            why = f"the answer has {MAX_BYTES} bytes already; ask for {log.name} alone"
             found.append(LogEnd(log.name, log.host, "", why))
             continue
         text = reader.end(log, last_bytes)

@@ -25,7 +25,7 @@ from edl.cluster_policies import load_policy, policy_of
 def status_of_cluster(store: ClusterStore) -> ClusterStatus:
     """Return the status of the cluster of `store`: who leads, its hosts, the slots in use."""
     leases, _ = store.leader.leases()
-    return status_of_snapshot(store, store.look(), leases, len(store.leader.controllers()))
+    return status_of_snapshot(store, store.observe(), leases, len(store.leader.controllers()))
 
 
 def status_of_snapshot(
@@ -63,7 +63,7 @@ def plan_with_host(
 
 def read_view(store: ClusterStore) -> ClusterView:
     """Return the jobs, hosts and settings of the cluster of `store`, as a plan reads them."""
-    snapshot = store.look()
+    snapshot = store.observe()
     names = [job.name for job in snapshot.jobs]
     runs, measured, unreadable = _runs_and_measured(store, names)
     return cluster_view(snapshot, runs, measured, unreadable)

@@ -18,14 +18,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
-from edl.cluster.allocate import HeldSlots
+from edl.cluster.allocate import KeepAllocation
 from edl.cluster.controller.liveness import LivenessProbe, LivenessServer
 from edl.cluster.controller.policy_runner import PolicyRunner
-from edl.cluster.controller.reasons import ReasonWriter
-from edl.cluster.controller.run_sessions import RunSessions
 from edl.cluster.controller.tenant_requests import TenantRequests
 from edl.cluster.fleet.fleet import Fleet
-from edl.cluster.fleet.runner import FleetRunner, LeaseKeeper
+from edl.cluster.fleet.runner import FleetRunner, LeaseManager
 from edl.cluster.lifecycle import ClusterEventKind
 from edl.cluster.nodes import check_format, check_settings, open_cluster
 from edl.cluster.plan import (
@@ -39,13 +37,13 @@ from edl.cluster.plan import (
     without_parts,
 )
 from edl.cluster.records import ControllerRecord, LeaseLimits, left_borrowed
-from edl.cluster.runs import JobViews, cluster_view
+from edl.cluster.runs import JobViews, RunSessions, cluster_view
 from edl.cluster.store import ClusterSnapshot, ClusterStore, StoredJob
 from edl.cluster.view import (
+    Action,
     ClusterView,
     CreateRun,
     MeasuredThroughput,
-    Order,
     PlaceRun,
     RunRecords,
     StopRun,
@@ -55,8 +53,9 @@ from edl.cluster.view import (
 )
 from edl.cluster.wakeup import Wakeup
 from edl.cluster.writer import (
-    MOST_BYTES,
+    MAX_BYTES,
     ClusterWriter,
+    ReasonWriter,
     allocation_write,
     assigned_write,
     byte_count,
@@ -140,7 +139,7 @@ class RunWriter:
         self._session_of = session_of
 
     def carry_out(
-        self, order: Order, job: StoredJob, secret: str, last: RunRecords | None = None
+        self, order: Action, job: StoredJob, secret: str, last: RunRecords | None = None
     ) -> str:
         """Do what an order says (`orders`); return why it was refused, empty if it was not."""
         session = self._session_of(order.job)
@@ -253,10 +252,10 @@ class PlanWriter:
         fitting, left_out = [], []
         for part in plan_parts(read.view, found):
             writes = _Writes.of(self._of_part(read, found, part, events))
-            if writes.size > MOST_BYTES:
+            if writes.size > MAX_BYTES:
                 found = self._asking_less(read, found, part, events)
                 writes = _Writes.of(self._of_part(read, found, part, events))
-            if writes.size > MOST_BYTES:
+            if writes.size > MAX_BYTES:
                 left_out.append(part)
             else:
                 fitting.append(writes)
@@ -276,14 +275,14 @@ class PlanWriter:
     ) -> ClusterPlan:
         """Return `found` with so few paths asked of the hosts of `part` that the part fits."""
         without = asking_less(found, part, 0)
-        left = MOST_BYTES - byte_count(self._of_part(read, without, part, events))
+        left = MAX_BYTES - byte_count(self._of_part(read, without, part, events))
         return asking_less(found, part, left // max(1, len(part.hosts)))
 
     def _tell(self, left_out: Sequence[PlanPart]) -> None:
         """Show which parts of a plan are too large to be written, unless that was shown before."""
         sentences = [
             f"cannot write what changes together for {some(part.jobs) or 'no job'} on "
-            f"{some(part.hosts) or 'no host'}: it has more than {MOST_BYTES} bytes"
+            f"{some(part.hosts) or 'no host'}: it has more than {MAX_BYTES} bytes"
             for part in left_out
         ]
         said = "; ".join(sentences)
@@ -423,7 +422,7 @@ class JobRemover:
 SESSION_S = 2.0  # a controller that is silent for so long does not lead any more
 # On a machine that is too busy for that, a controller would read a large cluster again and again,
 # and lose its session meanwhile. So after each session that it has lost it asks for twice as long.
-MOST_SESSION_S = 16.0
+MAX_SESSION_S = 16.0
 
 LOOK_S = 5.0  # the longest time between two looks, though nothing is seen to change
 
@@ -550,7 +549,7 @@ class Controller:
     def _lengthen_sessions(self) -> None:
         of_runs = [] if self._term is None else self._term.run_sessions.sessions
         for session in (self._session, *of_runs):
-            wanted_s = min(MOST_SESSION_S, SESSION_S * 2.0 ** max(0, session.epoch - 1))
+            wanted_s = min(MAX_SESSION_S, SESSION_S * 2.0 ** max(0, session.epoch - 1))
             if wanted_s > session.session_timeout_s:
                 session.ask_for(wanted_s)
 
@@ -643,7 +642,7 @@ class ControllerTerm:
         self._reasons = ReasonWriter(self._writer)
         self._tenants = TenantRequests(store, self._writer, wake)
         self._policies = policies
-        self._leases: LeaseKeeper | None = None
+        self._leases: LeaseManager | None = None
         self._refused: dict[str, str] = {}  # job -> why its last order was refused
         self._removed_s = time.monotonic()  # when ended jobs were removed last
         self._tidied_s = 0.0  # by the monotonic clock
@@ -658,7 +657,7 @@ class ControllerTerm:
 
     def borrow(self, runner: FleetRunner, limits: LeaseLimits) -> None:
         """From now on, borrow hosts from an engine, within `limits`; `runner` talks to it."""
-        self._leases = LeaseKeeper(self._store, self._writer, runner, limits, self._say)
+        self._leases = LeaseManager(self._store, self._writer, runner, limits, self._say)
 
     def turn(self) -> float:
         """Read, plan, write and carry out; return how long to wait for a change, in seconds."""
@@ -694,7 +693,7 @@ class ControllerTerm:
             logger.exception("the policy %s has failed", settings.policy)
             why = f"the policy {settings.policy} has failed, see the leader's log: {error!r}"
             return plan(read.view, self._policies.failed(why), now_s)
-        if not isinstance(policy, HeldSlots):
+        if not isinstance(policy, KeepAllocation):
             self._policies.worked()
         return found
 
@@ -731,7 +730,7 @@ class ControllerTerm:
                 self._say(f"job {job.name}: {type(order).__name__} was refused: {refused}")
             self._refused[job.name] = refused
 
-    def _refusal_of(self, order: Order, job: StoredJob, read: LeaderRecords) -> str:
+    def _refusal_of(self, order: Action, job: StoredJob, read: LeaderRecords) -> str:
         """Carry out one order; return why it was refused, "" if it was not."""
         secret = read.secrets.get(job.name) or self._writer.job_secret(job.name)
         try:

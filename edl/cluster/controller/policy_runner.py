@@ -1,7 +1,7 @@
 """Give the leader the policy of its cluster; leave one that fails alone for a while.
 
 While the policy cannot be asked, jobs keep their slots
-(:class:`edl.cluster.allocate.HeldSlots`). It is asked again after a rest, or as soon as
+(:class:`edl.cluster.allocate.KeepAllocation`). It is asked again after a rest, or as soon as
 somebody has changed the policy or its parameters.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from edl.cluster.allocate import HeldSlots
+from edl.cluster.allocate import KeepAllocation
 from edl.cluster.policies.registry import checked_allocation
 from edl.cluster.records import ClusterRecord
 from edl.cluster.state import Allocation, ClusterPolicy, ClusterState
@@ -47,7 +47,7 @@ STABLE_S = 60.0  # a process that lived for so long is started again at once
 
 FIRST_PAUSE_S = 1.0  # between its end and its next start
 
-MOST_PAUSE_S = 30.0
+MAX_PAUSE_S = 30.0
 
 LEAVE_S = 60.0  # for the host's jobs to leave it, before it is killed
 
@@ -109,7 +109,7 @@ class BackgroundProcess:
                 pause_s = FIRST_PAUSE_S
             self._say(f"{self._what} {end}; it is started again in {pause_s:g} s")
             self._ending.wait(pause_s)
-            pause_s = min(MOST_PAUSE_S, 2 * pause_s)
+            pause_s = min(MAX_PAUSE_S, 2 * pause_s)
 
     def _started(self) -> tuple[subprocess.Popen[bytes] | None, str]:
         """Return the process, started just now; or None, and why it cannot be started."""
@@ -267,7 +267,7 @@ class PolicyRunner:
             self.close()
             self._settings, self._why, self._rests_until_s = chosen, "", -math.inf
         if time.monotonic() < self._rests_until_s:
-            return HeldSlots(self._why)
+            return KeepAllocation(self._why)
         if is_own(settings.policy):
             if self._process is None:
                 self._process = PolicyProcess(settings.policy, settings.parameters)
@@ -280,12 +280,12 @@ class PolicyRunner:
     def worked(self) -> None:
         self._why = ""
 
-    def failed(self, why: str) -> HeldSlots:
+    def failed(self, why: str) -> KeepAllocation:
         """Let the policy rest, and return the one that changes nothing."""
         if why != self._why:
             self._say(f"jobs keep their slots: {why}")
         self._why, self._rests_until_s = why, time.monotonic() + self._rest_s
-        return HeldSlots(why)
+        return KeepAllocation(why)
 
     def close(self) -> None:
         """End the process of a user's policy, if there is one."""

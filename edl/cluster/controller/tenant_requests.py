@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edl.cluster.controller.reasons import cut_reasons, fitting_write
-from edl.cluster.lifecycle import ClusterEventKind, JobLife, LifeState
+from edl.cluster.lifecycle import ClusterEventKind, JobLifecycle, LifeState
 from edl.cluster.manifest import JobManifest
 from edl.cluster.nodes import ClusterNodes
 from edl.cluster.plan import ClusterPlan
@@ -21,9 +20,9 @@ from edl.cluster.records import Wanted
 from edl.cluster.store import ClusterStore
 from edl.cluster.submission import submit_job
 from edl.cluster.tenants import (
-    MOST_A_MINUTE,
-    MOST_JOBS,
-    MOST_REQUEST_BYTES,
+    MAX_A_MINUTE,
+    MAX_JOBS,
+    MAX_REQUEST_BYTES,
     RequestRate,
     TenantRecord,
     TenantRequest,
@@ -38,7 +37,14 @@ from edl.cluster.tenants import (
     views,
 )
 from edl.cluster.view import HostView
-from edl.cluster.writer import ClusterWriter, RequestLost, RequestNodes, event_write
+from edl.cluster.writer import (
+    ClusterWriter,
+    RequestLost,
+    RequestNodes,
+    cut_reasons,
+    event_write,
+    fitting_write,
+)
 from edl.errors import CoordinationError, LeadershipLost, UnknownJob, UsageError
 from edl.zookeeper.election import Write
 from edl.zookeeper.nodes import content
@@ -74,7 +80,7 @@ class TenantRequests:
         self,
         hosts: Sequence[HostView],
         found: ClusterPlan,
-        lives: Mapping[str, JobLife],
+        lives: Mapping[str, JobLifecycle],
         now_s: float,
     ) -> float:
         """Carry out requests, and tell each tenant why its jobs have what they have."""
@@ -107,7 +113,7 @@ class TenantRequests:
         if not rate.is_logged:
             store = self._store_of(tenant, self._nodes)
             reason = (
-                f"tenant {tenant} has asked for {MOST_A_MINUTE} changes within a minute, which is "
+                f"tenant {tenant} has asked for {MAX_A_MINUTE} changes within a minute, which is "
                 "the most; its other requests wait for the next minute"
             )
             event = store.events.new(ClusterEventKind.TENANT, reason)
@@ -184,10 +190,10 @@ class TenantRequests:
     def _request(self, path: str) -> TenantRequest | None:
         """Return the request at the node `path`; None: there is none, or something else."""
         data = self._nodes.session.read_open("read a request", [get(path)])[0]
-        if data is None or len(data[0]) > MOST_REQUEST_BYTES:
+        if data is None or len(data[0]) > MAX_REQUEST_BYTES:
             return None
         try:
-            return TenantRequest.from_json(decode(path, data[0], MOST_REQUEST_BYTES))
+            return TenantRequest.from_json(decode(path, data[0], MAX_REQUEST_BYTES))
         except CoordinationError:
             return None
 
@@ -246,9 +252,9 @@ class TenantRequests:
                 f"`edl secret set {missing[0]}`"
             )
         jobs = self._nodes.read(exists(self._paths.tenant_jobs(tenant)))[0]
-        if jobs is not None and jobs.numChildren >= MOST_JOBS:
+        if jobs is not None and jobs.numChildren >= MAX_JOBS:
             raise UsageError(
-                f"tenant {tenant} has {jobs.numChildren} jobs, and may have {MOST_JOBS}; remove "
+                f"tenant {tenant} has {jobs.numChildren} jobs, and may have {MAX_JOBS}; remove "
                 "some that have ended with `edl delete`"
             )
         return manifest
@@ -281,7 +287,7 @@ class TenantRequests:
         tenants: Mapping[str, Any],
         hosts: Sequence[HostView],
         found: ClusterPlan,
-        lives: Mapping[str, JobLife],
+        lives: Mapping[str, JobLifecycle],
         now_s: float,
     ) -> float:
         """Write what each tenant is told, if it has changed; return when to call this again."""

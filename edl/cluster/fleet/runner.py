@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from edl.cluster.allocate import table_for, without_asking
 from edl.cluster.fleet.fleet import Fleet, FleetUnreachable, LeaseRefused
 from edl.cluster.leases import (
     LastOffer,
@@ -19,8 +18,10 @@ from edl.cluster.leases import (
     ReleaseHost,
     decide_leases,
     own_offers,
+    table_for,
     with_leases,
     with_offers,
+    without_asking,
 )
 from edl.cluster.lifecycle import ClusterEventKind
 from edl.cluster.records import HostLease, LeaseLimits, LeaseState, LeaseTable, Shape
@@ -123,12 +124,12 @@ class FleetRunner:
             self._after.join()
             self._after = None
         while not self._stopping.is_set():
-            self._look()
+            self._poll()
             self._ordered.wait(self._poll_s)
             self._ordered.clear()
             self._carry_out()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Ask the engine for its leases, and keep its answer."""
         try:
             leases = {name: self._explain(name, one) for name, one in self._fleet.leases().items()}
@@ -202,7 +203,7 @@ class FleetRunner:
 # Keep the leases of a cluster in one term of its leader: read, decide, write, then order.
 
 
-class LeaseKeeper:
+class LeaseManager:
     """The leases of a cluster, during one term of its leader."""
 
     def __init__(

@@ -10,7 +10,7 @@ of the cluster, or of the job that the path names):
 A log is a row of two files: when a worker's log is full, the worker renames it, and begins a new
 one. So a place in a log is a file, by its number, and an offset in it. Without ``file``, reading
 begins with the older one; with ``from=-N`` it begins N bytes before the end. If nothing has been
-written after that place, the answer waits for it, at most ``MOST_WAIT_S`` seconds.
+written after that place, the answer waits for it, at most ``MAX_WAIT_S`` seconds.
 
 Only jobs that had an agent of this host are answered, and only files of which this module makes up
 the names: nothing of a request becomes a path. Their users may have put something else there, so
@@ -215,9 +215,9 @@ def _written_s(log: Path) -> float:
         return 0.0
 
 
-MOST_WAIT_S = 20.0
+MAX_WAIT_S = 20.0
 
-MOST_WAITING = 64  # requests that wait at once; further ones get what is there
+MAX_WAITING = 64  # requests that wait at once; further ones get what is there
 
 LOOK_S = 0.3  # how often a log is looked at for which a request waits
 
@@ -269,7 +269,7 @@ class LogServer(DaemonServer):
         if name not in logs or math.isnan(wait_s):
             return Response(404 if name not in logs else 400)
         owner = places.of_log(job, logs[name])
-        return await self._part(logs[name], place, min(wait_s, MOST_WAIT_S), owner)
+        return await self._part(logs[name], place, min(wait_s, MAX_WAIT_S), owner)
 
     def _key_of(self, job: str) -> str | None:
         secret = self._secret_of(job) if self._places.of_job(job) else None
@@ -284,7 +284,7 @@ class LogServer(DaemonServer):
     ) -> Response:
         """Return the HTTP answer with the part of a log that begins at a place."""
         deadline = time.monotonic() + wait_s
-        may_wait = self._waiting < MOST_WAITING
+        may_wait = self._waiting < MAX_WAITING
         self._waiting += 1
         try:
             while True:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 AGAIN_S = 5.0  # after which a path is looked up again
 HANGS_S = 1.0  # a path that waits longer for its look has another thread started
-MOST_THREADS = 16
+MAX_THREADS = 16
 FORGOTTEN_S = 60.0  # of a path that nobody asks for
 WAIT_S = 0.3  # for paths that are asked for the first time
 
@@ -60,7 +60,7 @@ class PathProbe:
         with self._changed:
             new = [path for path in wanted if path not in self._paths]
             for path in wanted:
-                self._look_again(path, now_s)
+                self._probe_again(path, now_s)
             self._forget_others(now_s)
             self._start_thread(now_s)
             if new:
@@ -71,7 +71,7 @@ class PathProbe:
     def _is_known(self, path: str) -> bool:
         return self._paths[path].is_there is not None
 
-    def _look_again(self, path: str, now_s: float) -> None:
+    def _probe_again(self, path: str, now_s: float) -> None:
         """Let `path` be looked up, if that was long ago; forget its answer if a look hangs."""
         one = self._paths.setdefault(path, _Path())
         one.asked_s = now_s
@@ -91,7 +91,7 @@ class PathProbe:
     def _start_thread(self, now_s: float) -> None:
         """Start one more thread that looks paths up, if paths wait and too few threads get on."""
         threads = self._threads
-        if not self._due or threads.count >= MOST_THREADS:
+        if not self._due or threads.count >= MAX_THREADS:
             return
         waited_s = now_s - min(threads.moved_s, self._paths[self._due[0]].due_s)
         if not threads.count or waited_s >= HANGS_S:

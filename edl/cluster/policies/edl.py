@@ -162,7 +162,7 @@ Means = Mapping[str, Sequence[float]]
 
 """By what was measured: the mean of the logarithms of its times, and of how many."""
 
-MOST_AVERAGED = 32  # then the oldest ones lose weight, as the true times may change
+MAX_AVERAGED = 32  # then the oldest ones lose weight, as the true times may change
 
 
 def averaged(
@@ -172,7 +172,7 @@ def averaged(
     found: dict[str, list[float]] = {}
     for seconds, what in zip(step_s, of, strict=True):
         mean, count = before.get(str(what), (0.0, 0.0))
-        count = min(count + 1, MOST_AVERAGED)
+        count = min(count + 1, MAX_AVERAGED)
         found[str(what)] = [mean + (math.log(seconds) - mean) / count, count]
     means, counts = np.array(list(found.values())).T
     return np.exp(means), float(np.median(counts)), found

@@ -101,9 +101,9 @@ def _is_number(value: object, known: object) -> bool:
 # `ClusterPolicy`. Nothing here imports it.
 
 
-MOST_STATE_BYTES = 100_000  # of JSON: ZooKeeper holds 1 MB in a node, with all else of a decision
+MAX_STATE_BYTES = 100_000  # of JSON: ZooKeeper holds 1 MB in a node, with all else of a decision
 
-MOST_REASON_CHARS = 300
+MAX_REASON_CHARS = 300
 
 GUIDE = "see docs/guides/writing-a-policy.md"
 
@@ -172,10 +172,10 @@ def checked_allocation(name: str, answer: object) -> Allocation:
         found = msgspec.json.decode(msgspec.json.encode(answer), type=Allocation)
     except (msgspec.ValidationError, msgspec.EncodeError, TypeError, RecursionError) as error:
         raise UsageError(f"the answer of the policy {name} is no Allocation: {error}") from None
-    if size > MOST_STATE_BYTES:
+    if size > MAX_STATE_BYTES:
         raise UsageError(
-            f"the policy {name} wants to keep a state of {size} bytes; at most {MOST_STATE_BYTES} "
+            f"the policy {name} wants to keep a state of {size} bytes; at most {MAX_STATE_BYTES} "
             "are allowed"
         )
-    reasons = {job: reason[:MOST_REASON_CHARS] for job, reason in found.reasons.items()}
+    reasons = {job: reason[:MAX_REASON_CHARS] for job, reason in found.reasons.items()}
     return replace(found, reasons=reasons)

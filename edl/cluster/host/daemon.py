@@ -72,7 +72,7 @@ logger = logging.getLogger(__name__)
 # Read what an agent of an assigned run needs, and say why it cannot be started yet.
 
 
-MOST_IDENTITIES = 500
+MAX_IDENTITIES = 500
 
 """The number of jobs whose identity a session proves before another session replaces it.
 
@@ -206,7 +206,7 @@ class AssignedRuns:
     def _current_run(self, job: str, secret: str) -> str | None:
         """Return the token of the present run of a job; None if it has none."""
         session = self._session
-        if session and not (session.connected and len(session.identities) < MOST_IDENTITIES):
+        if session and not (session.connected and len(session.identities) < MAX_IDENTITIES):
             self.close()
         if self._session is None:
             self._session = self._connect()
@@ -229,7 +229,7 @@ TAKEN_BACK_S = 10.0  # for the leader to take back what a leaving host had
 FORMER_S = 2.0  # beyond a session time-out, for the offer of a former `edl host` to vanish
 
 
-class HostKeeper:
+class HostDaemon:
     """The work of the process `edl host`, which keeps the agents of jobs on one host."""
 
     def __init__(
@@ -549,7 +549,7 @@ class HostSettings:
     lease: str = ""  # the lease under which another engine lends the host; empty: under none
 
 
-def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]) -> None:
+def run_host_daemon(store: ClusterStore, own: HostSettings, say: Callable[[str], None]) -> None:
     """Keep a host of a cluster until a signal ends this process."""
     host, cluster, session = own.settings.host, store.paths.name, store.nodes.session
     access = session.access
@@ -603,7 +603,7 @@ def keep_host(store: ClusterStore, own: HostSettings, say: Callable[[str], None]
     runs = AssignedRuns(store, connect, PathProbe(), users=own.users)
     with server:
         served = replace(offer, port=server.port)
-        HostKeeper(store, host, served, mark, agents, runs, say, within_s).run()
+        HostDaemon(store, host, served, mark, agents, runs, say, within_s).run()
 
 
 def _secret_of(store: ClusterStore, job: str) -> str | None:

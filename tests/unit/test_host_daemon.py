@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from edl.cluster.host.keeper import HostKeeper
+from edl.cluster.host.daemon import HostDaemon
 from edl.cluster.host_jobs import HostDecision
 
 
@@ -22,13 +22,13 @@ def test_a_job_that_no_process_can_have_is_told() -> None:
         failed.append((job, run, str(error), now_s))
 
     agents = SimpleNamespace(start=start, failed_to_start=note)
-    keeper = cast(HostKeeper, SimpleNamespace(_agents=agents))
+    daemon = cast(HostDaemon, SimpleNamespace(_agents=agents))
     starts: Any = {"j": SimpleNamespace(run="r1")}
-    HostKeeper._act(keeper, HostDecision((), ("j",), {}), starts, frozenset(), 5.0)
+    HostDaemon._act(daemon, HostDecision((), ("j",), {}), starts, frozenset(), 5.0)
     assert failed == [("j", "r1", "embedded null byte", 5.0)]
 
 
-class Keeper(SimpleNamespace):
+class Daemon(SimpleNamespace):
     """Raises an error in its first turns; ``told``: so many turns later it is told to leave."""
 
     def __init__(self, failing: int, told: int | None = None) -> None:
@@ -56,14 +56,14 @@ class Keeper(SimpleNamespace):
 def test_an_error_in_a_turn_is_logged_once_and_the_next_turn_comes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    keeper = Keeper(failing=2)
+    daemon = Daemon(failing=2)
     with caplog.at_level(logging.ERROR):
-        HostKeeper._loop(cast(HostKeeper, keeper))
-    assert (keeper.waits, keeper.ended) == ([1.0, 1.0], False)
+        HostDaemon._loop(cast(HostDaemon, daemon))
+    assert (daemon.waits, daemon.ended) == ([1.0, 1.0], False)
     assert caplog.messages == ["the host could not do all of its work; it tries again"]
 
 
 def test_a_host_that_fails_in_each_turn_leaves_in_time() -> None:
-    keeper = Keeper(failing=1000, told=3)
-    HostKeeper._loop(cast(HostKeeper, keeper))
-    assert (keeper.turns, keeper.ended) == (3, True)
+    daemon = Daemon(failing=1000, told=3)
+    HostDaemon._loop(cast(HostDaemon, daemon))
+    assert (daemon.turns, daemon.ended) == (3, True)
