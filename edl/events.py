@@ -510,7 +510,8 @@ class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"
     """An event logged when the workers' states differ.
 
     The reason says after which step, and what differs first. `workers` differ from most others
-    (empty: there is no majority). They [get the state](../explanation/guarantees.md#equal-states) of the worker
+    (empty: there is no majority). They
+    [get the state](../explanation/guarantees.md#equal-states) of the worker
     `resynced_from`; if that is None, the job ends, or, if only newcomers differ, these end.
     """
 

@@ -605,6 +605,9 @@ TABLES = {
     "worker-metrics": worker_metrics,
 }
 
+TABLES["errors"] = lambda: _prose(
+    (ast.get_docstring(_tree("edl.errors")) or "").partition("\n\n")[2]
+)
 TABLES |= {f"calls-{name}": partial(calls, "edl.client", name) for name in ("Job", "Cluster")}
 TABLES |= {
     f"doc-{module.rpartition('.')[2]}-{path.replace('.', '-')}": partial(docstring, module, path)
