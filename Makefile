@@ -111,19 +111,19 @@ bench-quick: setup ## the same for changes of the workers and a step, once, besi
 figures: setup ## what edl's learning-rate rules do to small trainings, drawn; ARGS="--seeds 5 --only knee"
 	OMP_NUM_THREADS=1 $(PYTHON_BIN) -m benchmarks.adapting $(ARGS)
 
-tables: setup ## what each cluster policy makes of published work: docs/benchmarks/scheduling.md; ARGS="--quick"
+tables: setup ## what each cluster policy makes of published work: benchmarks/results/scheduling.md; ARGS="--quick"
 	OMP_NUM_THREADS=1 $(PYTHON_BIN) -m benchmarks.scheduling --jobs 2 $(ARGS)
 
-cluster-jobs: setup ## eight jobs on a live cluster, beside the simulator: docs/benchmarks/cluster.md; needs root; ARGS="--policy edl"
+cluster-jobs: setup ## eight jobs on a live cluster, beside the simulator: benchmarks/results/cluster.md; needs root; ARGS="--policy edl"
 	$(PYTHON_BIN) -m benchmarks.cluster_jobs $(ARGS)
 
-cluster-api: setup ## how soon the HTTP API of a cluster acknowledges jobs: docs/benchmarks/cluster-api.md; ARGS="--rate 200 --seconds 30"
+cluster-api: setup ## how soon the HTTP API of a cluster acknowledges jobs: benchmarks/results/cluster-api.md; ARGS="--rate 200 --seconds 30"
 	$(PYTHON_BIN) -m benchmarks.cluster_api $(ARGS)
 
-cluster-scale: setup ## a thousand stand-in jobs on 200 stand-in hosts, and a day of 10,000: docs/benchmarks/cluster-scale.md; ARGS="--only steady"
+cluster-scale: setup ## a thousand stand-in jobs on 200 stand-in hosts, and a day of 10,000: benchmarks/results/cluster-scale.md; ARGS="--only steady"
 	$(PYTHON_BIN) -m benchmarks.cluster_scale $(ARGS)
 
-scenarios: setup ## Horovod's own elastic scenarios, stock beside edl: docs/benchmarks/horovod-scenarios.md
+scenarios: setup ## Horovod's own elastic scenarios, stock beside edl: benchmarks/results/horovod-scenarios.md
 	$(PYTHON_BIN) -m benchmarks.scenarios $(ARGS)
 
 clean: ## remove caches and build leftovers; .venv and the wheel cache stay

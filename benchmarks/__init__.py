@@ -1,6 +1,6 @@
 """edl beside stock Horovod Elastic and plain Horovod: same machine, same run, same script logic.
 
-`make bench` (``python -m benchmarks``) writes docs/benchmarks/: tables, pictures, the raw
+`make bench` (``python -m benchmarks``) writes benchmarks/results/: tables, pictures, the raw
 figures. Not a test: the figures depend on the machine, the ratios less so.
 
 script.py        what all training scripts share: the step log, the turns, the data's shape

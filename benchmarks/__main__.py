@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: run everything, write docs/benchmarks/, print the table."""
+"""``python -m benchmarks``: run everything, write benchmarks/results/, print the table."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ parser.add_argument("--seed", type=int, default=1, help="of its victims")
 parser.add_argument("--quick", action="store_true", help="peers only: once, and few steps; print")
 parser.add_argument("--no-control", action="store_true", help="leave out plain beside plain")
 parser.add_argument("--no-stock-crash", action="store_true", help="leave out stock's crashes")
-parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks")
+parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from edl.policy.stragglers import Stragglers, Times
 from edl.spec import Sizes
 
 TITLE = "AutoScaling's published runs, played again"
-OUT = Path(__file__).parents[1] / "docs" / "benchmarks" / "autoscaling.md"
+OUT = Path(__file__).parent / "results" / "autoscaling.md"
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def measure(job: EdlJob, module: str, turns: Path, rounds: int, block: int) -> P
 
 
 def page(found: PageCost, machine: str) -> str:
-    """Return the text of docs/benchmarks/dashboard.md."""
+    """Return the text of benchmarks/results/dashboard.md."""
     row = [
         f"{1e3 * found.without_s:.2f}",
         f"{1e3 * found.with_s:.2f}",

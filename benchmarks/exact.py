@@ -77,7 +77,7 @@ def measure_all(
 
 
 def page(found: Mapping[str, Exact], machine: str) -> str:
-    """docs/benchmarks/exact.md."""
+    """benchmarks/results/exact.md."""
     rows = [
         [
             TITLES[model],

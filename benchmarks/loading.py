@@ -84,7 +84,7 @@ def block_mean(job: Job, turn: int, block: int) -> float:
 
 
 def page(found: Mapping[str, Mapping[str, Comparison]], machine: str) -> str:
-    """Return the text of docs/benchmarks/loading.md, of the results of :func:`measure`."""
+    """Return the text of benchmarks/results/loading.md, of the results of :func:`measure`."""
     own = {"torch": "torch.utils.data.DataLoader", "tensorflow": "tf.data"}
     head = ["samples", "samples/s", "edl, samples/s", "edl's part of it (95 %)",
             "processor time of a batch, ms", "edl, ms", "goal reached"]  # fmt: skip

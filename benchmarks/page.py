@@ -1,4 +1,4 @@
-"""A page of docs/benchmarks: a section for each measurement."""
+"""A page of benchmarks/results: a section for each measurement."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def compare(
 
 
 def policy_page(found: Mapping[str, Comparison], machine: str) -> str:
-    """docs/benchmarks/policy.md."""
+    """benchmarks/results/policy.md."""
     rows = [
         [
             framework,

@@ -394,7 +394,7 @@ class StragglerDetails(Details, kind=EventKind.STRAGGLER, writer="the leader"):
     says which of these it is. The fields say which workers are slow (`workers`), on which host if
     they are all the workers of it (`host`), what they are slow at (`at`), and the speed of the
     slowest relative to the median (`speed`). Only a job whose policy handles
-    [stragglers](../guides/stragglers.md) has such events.
+    [stragglers](../guides/job-size.md#stragglers) has such events.
     """
 
     workers: Annotated[tuple[str, ...], "the slow ones; empty: all alike, by the network"]
@@ -510,7 +510,8 @@ class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"
     """An event logged when the workers' states differ.
 
     The reason says after which step, and what differs first. `workers` differ from most others
-    (empty: there is no majority). They [get the state](../explanation/same-state.md) of the worker
+    (empty: there is no majority). They
+    [get the state](../explanation/guarantees.md#equal-states) of the worker
     `resynced_from`; if that is None, the job ends, or, if only newcomers differ, these end.
     """
 

@@ -349,12 +349,12 @@ class JobSettings(Record):
     state_check_steps: int = setting(
         500,
         "number of steps over which the workers' whole [states are compared]"
-        "(../explanation/same-state.md), a part of them after each step; 0: never",
+        "(../explanation/guarantees.md#equal-states), a part of them after each step; 0: never",
         least=0,
     )
     on_divergence: str = setting(
         "end",
-        "when the workers' states [differ](../explanation/same-state.md): `end` the "
+        "when the workers' states [differ](../explanation/guarantees.md#equal-states): `end` the "
         "job, or `resync` those that differ from what most hold",
         option="--on-divergence",
         metavar="end|resync",

@@ -6,11 +6,14 @@ differs from what the code says, so nobody edits it by hand.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache, partial
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -421,6 +424,160 @@ def throughput_point() -> str:
     return _table(("field", "meaning"), _meanings(ThroughputPoint))
 
 
+# --- docstrings of the public API, read: importing the frameworks takes seconds
+
+
+SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
+ROOT = DOCS.parent
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    path = ROOT.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _found(module: str, name: str) -> tuple[str, ast.AST] | None:
+    """Return the module that defines a name which is visible in ``module``, and its definition."""
+    for node in reversed(_tree(module).body):  # the last of those with overloads
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            return module, node
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("edl"):
+            for alias in node.names:
+                if name in (alias.asname, alias.name) and (alias.asname or alias.name) == name:
+                    return _found(node.module, alias.name)
+    return None
+
+
+def _member(module: str, owner: ast.ClassDef, name: str) -> ast.AST:
+    """Return the definition of a method, of the class or of one of its bases."""
+    for node in owner.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return node
+    for base in owner.bases:
+        top = base.value if isinstance(base, ast.Subscript) else base
+        found = _found(module, ast.unparse(top).rpartition(".")[2])
+        if found and isinstance(found[1], ast.ClassDef):
+            try:
+                return _member(*found, name)
+            except LookupError:
+                continue
+    raise LookupError(f"{owner.name} has no {name}")
+
+
+def docstring(module: str, path: str) -> str:
+    """Return the docstring of a public name as Markdown: ``DataLoader.epochs`` of a module."""
+    top, _, member = path.partition(".")
+    found = _found(module, top)
+    assert found, f"{module} has no {path}"
+    node = _member(*found, member) if member else found[1]  # type: ignore[arg-type]
+    text = ast.get_docstring(node)  # type: ignore[arg-type]
+    assert text, f"{module}.{path} has no docstring"
+    return _markdown(text)
+
+
+def _markdown(text: str) -> str:
+    text = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", text).replace("``", "`")
+    out: list[str] = []
+    for part in re.split(rf"\n\n(?=(?:{'|'.join(SECTIONS)}):\n)", text):
+        title, _, rest = part.partition(":\n")
+        if title in SECTIONS:
+            out.append(_section(title, textwrap.dedent(rest)))
+        else:
+            out.append(_prose(part))
+    return "\n\n".join(out)
+
+
+def _prose(text: str) -> str:
+    """Paragraphs, with what is indented after ``::`` as code."""
+    paragraphs = []
+    for one in re.split(r"\n\n(?=\S)", text):
+        head, colons, code = one.partition("::\n\n")
+        paragraphs.append(" ".join(head.split()) + (":" if colons and head else ""))
+        if colons:
+            paragraphs.append(f"```python\n{textwrap.dedent(code).rstrip()}\n```")
+    return "\n\n".join(each for each in paragraphs if each)
+
+
+def _section(title: str, text: str) -> str:
+    if title in ("Returns", "Yields"):
+        return f"{title}: {' '.join(text.split())}"
+    entries = re.split(r"\n(?=\S)", text.strip())
+    bullets = [
+        "- `{}`: {}".format(*(" ".join(each.split()) for each in one.split(":", 1)))
+        for one in entries
+        if ":" in one
+    ]
+    head = {"Args": "", "Attributes": ""}.get(title, f"{title}:\n\n")
+    return head + "\n".join(bullets)
+
+
+def calls(module: str, name: str) -> str:
+    """Return the table of the public methods of a class, each with what it does."""
+    found = _found(module, name)
+    assert found
+    assert isinstance(found[1], ast.ClassDef)
+    rows = []
+    for node in found[1].body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            text = _markdown(ast.get_docstring(node) or "")
+            kept = [one for one in text.split("\n\n") if not one.startswith(("- `", "Raises:"))]
+            is_property = any("property" in ast.unparse(each) for each in node.decorator_list)
+            call = node.name if is_property else f"{node.name}({_arguments(found[0], node.args)})"
+            result = "" if node.returns is None else f"`{ast.unparse(node.returns)}`"
+            rows.append((f"`{call}`", " ".join(" ".join(kept).split()), result))
+    return _table(("call", "what it does", "returns"), rows)
+
+
+def _arguments(module: str, given: ast.arguments) -> str:
+    """Return the arguments of a method as a user writes them: no ``self``, no types."""
+    given.defaults = [_constant(module, each) for each in given.defaults]
+    given.kw_defaults = [each and _constant(module, each) for each in given.kw_defaults]
+    for one in (*given.posonlyargs, *given.args, *given.kwonlyargs):
+        one.annotation = None
+    for one in (given.vararg, given.kwarg):
+        if one is not None:
+            one.annotation = None
+    words = ast.unparse(given).split(", ")
+    return ", ".join(word for word in words if word not in ("self", "/"))
+
+
+def _constant(module: str, default: ast.expr) -> ast.expr:
+    """Return the number behind the name of a constant, of ``module`` or of one that it imports."""
+    name = ast.unparse(default).rpartition(".")[2]
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return node.value
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("edl"):
+            named = {alias.name for alias in node.names}
+            inside = {
+                f"{node.module}.{each}"
+                for each in named
+                if f"{each}.{name}" in ast.unparse(default)
+            }
+            for other in [node.module] if name in named else inside:
+                return _constant(other, ast.Name(name))
+    return default
+
+
+# The pages of the API say each of these by its docstring, under a heading of their own.
+DOCSTRINGS = {
+    "edl.torch": (
+        "init DataLoader DataLoader.epochs DataLoader.steps "
+        "DataLoader.stop DataLoader.epoch_is_over mean log sum gather gather_each batch_weight "
+        "on_resize policy on_interval Optimizer no_sync notify_batch_end sync_metrics track "
+        "checkpoint load_weights LRSchedule in_samples LRTuner LRTuner.step"
+    ),
+    "edl.tensorflow": (
+        "Dataset Optimizer KerasCallback DistributedGradientTape LRSchedule LRTuner load_weights "
+        "sum gather Session SessionHook elastic_shard_generator next_batch notify_batch_end"
+    ),
+    "edl.client": "submit",
+}
+
+
 TABLES = {
     "agent-ends": agent_ends,
     "agent-result": agent_result,
@@ -447,6 +604,16 @@ TABLES = {
     "switch-parts": switch_parts,
     "throughput-point": throughput_point,
     "worker-metrics": worker_metrics,
+}
+
+TABLES["errors"] = lambda: _prose(
+    (ast.get_docstring(_tree("edl.errors")) or "").partition("\n\n")[2]
+)
+TABLES |= {f"calls-{name}": partial(calls, "edl.client", name) for name in ("Job", "Cluster")}
+TABLES |= {
+    f"doc-{module.rpartition('.')[2]}-{path.replace('.', '-')}": partial(docstring, module, path)
+    for module, paths in DOCSTRINGS.items()
+    for path in paths.split()
 }
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from benchmarks.adapting.problems import DATA, TASKS
 from benchmarks.page import Section, markdown
 
 TITLE, COMMAND = "Learning rates that adapt, on small trainings", "make figures"
-FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
+FOLDER = Path(__file__).parents[1] / "results"
 HOW = (
     "What edl's rules for learning rates do to accuracy, each beside what one would do without it. "
     "The networks are small (a hidden layer of 32 or 64), so whatever needs a large one to show, "

@@ -1,8 +1,8 @@
 """``python -m benchmarks.cluster_api``: measure how soon the HTTP API of a cluster takes jobs.
 
-It prints the figures and writes them into docs/benchmarks/cluster-api.md. A ZooKeeper, a controller
-and the API are started for it. The API has one processor for itself; ZooKeeper, the controller and
-the clients have the others. Nothing else should need the processors.
+It prints the figures and writes them into benchmarks/results/cluster-api.md. A ZooKeeper, a
+controller and the API are started for it. The API has one processor for itself; ZooKeeper, the
+controller and the clients have the others. Nothing else should need the processors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ parser.add_argument("--rate", type=float, nargs="+", default=[50, 100, 200, 300]
 parser.add_argument("--seconds", type=float, default=10.0, help="for each rate")
 parser.add_argument("--clients", type=int, default=32, help="connections that submit")
 parser.add_argument("--no-controller", action="store_true", help="only the API and ZooKeeper")
-parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks", help="a folder")
+parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="a folder")
 
 COMMAND = "make cluster-api"
 TITLE = "How soon the HTTP API acknowledges jobs"

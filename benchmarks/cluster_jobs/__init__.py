@@ -1,7 +1,7 @@
 """Eight real jobs on a live cluster of two hosts, beside the same jobs in the simulator.
 
 ``python -m benchmarks.cluster_jobs`` (`make cluster-jobs`) does all of it and writes
-docs/benchmarks/cluster.md. It needs root, for the network namespaces that are the hosts.
+benchmarks/results/cluster.md. It needs root, for the network namespaces that are the hosts.
 
 workload.py   the eight jobs, and what their steps wait
 waiting.py    runs a training script whose steps wait, and logs its steps

@@ -25,7 +25,7 @@ from benchmarks.cluster_jobs.simulated import play_again
 from benchmarks.cluster_jobs.workload import HOSTS, JOBS, WorkloadJob, named
 from benchmarks.jobs import ROOT, BenchmarkError
 
-PAGES = ROOT / "docs" / "benchmarks"
+PAGES = ROOT / "benchmarks" / "results"
 POLICIES = ("fifo", "elastic_tiresias", "jsa", "edl")
 DEMOTION_SLOT_HOURS = 0.0775  # jobs are short: 279 slot-seconds, not an hour
 

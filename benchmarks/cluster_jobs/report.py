@@ -1,4 +1,4 @@
-"""The page docs/benchmarks/cluster.md, and the raw figures beside it."""
+"""The page benchmarks/results/cluster.md, and the raw figures beside it."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ def _how(measured: Measured) -> str:
     return (
         f"{len(measured.jobs)} jobs ({kinds}) arrive on a cluster of {len(HOSTS)} hosts with "
         f"{SLOTS} slots each. The hosts are network namespaces of this machine. Each job has 1 to "
-        f"{MOST} workers and trains the [counting model](../explanation/guarantees.md): at its end "
-        "the parameters of all of its workers say how often each sample was counted. A step waits "
-        "for a time that depends on the number of workers only, so that jobs scale in different "
-        "ways on two processors. The cluster has two controllers. In each run the leading one, an "
-        "`edl host` and an agent are killed (`kill -9`); killed controllers and `edl host` are "
-        "started again after 3 s.\n\n"
+        f"{MOST} workers and trains the [counting model](../../docs/explanation/guarantees.md): at "
+        "its end the parameters of all of its workers say how often each sample was counted. A "
+        "step waits for a time that depends on the number of workers only, so that jobs scale in "
+        "different ways on two processors. The cluster has two controllers. In each run the "
+        "leading one, an `edl host` and an agent are killed (`kill -9`); killed controllers and "
+        "`edl host` are started again after 3 s.\n\n"
         "The simulator gets the same submissions, the measured step times and the measured costs "
         "below, and the same policy. Policies know the step times from the start, in both: the "
         "jobs' manifests supply them."

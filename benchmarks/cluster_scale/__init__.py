@@ -2,7 +2,7 @@
 
 ZooKeeper and the controllers are the real ones, and so are all records and the decisions of
 `edl host`. The processes of jobs are stand-ins: they write what agents and workers write, and train
-nothing. ``python -m benchmarks.cluster_scale`` writes docs/benchmarks/cluster-scale.md.
+nothing. ``python -m benchmarks.cluster_scale`` writes benchmarks/results/cluster-scale.md.
 
 - ``loop``, ``hosts``, ``runs``, ``standins``: the stand-ins.
 - ``workload``: the jobs: a thousand at once, and a day of ten thousand.

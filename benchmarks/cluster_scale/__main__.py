@@ -34,7 +34,7 @@ parser.add_argument("--rest", type=float, default=40.0, help="seconds in which n
 parser.add_argument("--day-jobs", type=int, default=10_000, help="submissions of the day")
 parser.add_argument("--speed", type=float, default=12.0, help="of the day; 1: real time")
 parser.add_argument("--seed", type=int, default=1, help="of the day")
-parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks", help="a folder")
+parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="a folder")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

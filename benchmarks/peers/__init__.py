@@ -2,5 +2,5 @@
 
 The systems are Horovod Elastic, torchrun with DDP (PyTorch's DistributedDataParallel) and torchft.
 :mod:`benchmarks.peers.jobs` starts, resizes and strikes a job of each; :mod:`~.measure` looks at
-the steps that the workers complete meanwhile; :mod:`~.page` writes docs/benchmarks/peers.md.
+the steps that the workers complete meanwhile; :mod:`~.page` writes benchmarks/results/peers.md.
 """

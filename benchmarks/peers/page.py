@@ -1,4 +1,4 @@
-"""docs/benchmarks/peers.md: edl beside the systems that a user would take in its place."""
+"""benchmarks/results/peers.md: edl beside the systems that a user would take in its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/benchmarks/preemption.md, from what :mod:`benchmarks.preemption.live` has measured."""
+"""benchmarks/results/preemption.md, from what :mod:`benchmarks.preemption.live` has measured."""
 
 from __future__ import annotations
 
@@ -242,8 +242,8 @@ def _changes(found: Mapping[str, Latencies]) -> Iterator[Section]:
         "that stood still longest. A migration of all workers has a second switch, when the worker "
         f"that has brought the state leaves: the times of {count} switches are added up. The "
         "parts have the whole first step in them, so their sum is longer by a step a switch. The "
-        "[benchmark of resizes](README.md#what-is-measured) measures the changes of size, here "
-        "with these models."
+        "[benchmark of resizes](../../docs/benchmarks.md#how-to-repeat-them) measures the changes "
+        "of size, here with these models."
     )
     head = ["", "nobody trains, s", "wait for all", "close the old ring", "build the new one",
             "broadcast", "first step"]  # fmt: skip

@@ -1,7 +1,7 @@
 """Horovod's own elastic integration scenarios under an unmodified `horovodrun`: stock and edl.
 
 ``python -m benchmarks.scenarios`` runs each with both and writes the table of
-docs/benchmarks/horovod-scenarios.md and horovod-scenarios.json beside it.
+benchmarks/results/horovod-scenarios.md and horovod-scenarios.json beside it.
 tests/integration/test_horovod_scenarios.py runs those of edl.
 
 The scenarios begin as those of Horovod's repository do (test/integration/elastic_common.py): which

@@ -21,8 +21,8 @@ from benchmarks.scenarios.table import SCENARIOS, Scenario
 from benchmarks.scenarios.verdict import edl_problems, problems
 from edl.zookeeper.local_server import start_local, stop_local
 
-PAGE = ROOT / "docs" / "benchmarks" / "horovod-scenarios.md"
-FIGURES = ROOT / "docs" / "benchmarks" / "horovod-scenarios.json"
+PAGE = ROOT / "benchmarks" / "results" / "horovod-scenarios.md"
+FIGURES = ROOT / "benchmarks" / "results" / "horovod-scenarios.json"
 SYSTEMS = ("stock", "edl")
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks.scenarios", description=__doc__)

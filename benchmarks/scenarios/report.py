@@ -1,4 +1,4 @@
-"""What came of the scenarios, as a table for docs/benchmarks/horovod-scenarios.md: pure."""
+"""What came of the scenarios, as a table for benchmarks/results/horovod-scenarios.md: pure."""
 
 from __future__ import annotations
 

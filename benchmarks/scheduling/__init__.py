@@ -1,4 +1,4 @@
-"""Cluster policies on published work: ``make tables`` writes docs/benchmarks/scheduling.md.
+"""Cluster policies on published work: ``make tables`` writes benchmarks/results/scheduling.md.
 
 scope.py         which loads, workloads, seeds and intervals: a part of a minute, or all
 summary.py       what is kept of a run, finish-time fairness included

@@ -1,4 +1,4 @@
-"""Simulate, draw, and write docs/benchmarks/scheduling.md; ``--quick`` takes seconds."""
+"""Simulate, draw, and write benchmarks/results/scheduling.md; ``--quick`` takes seconds."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="print a small part, write no page")
     parser.add_argument("--only", choices=PARTS, help="leave the page's other parts")
     parser.add_argument("--jobs", type=int, default=1, help="processes that simulate at once")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "benchmarks" / "scheduling.md")
-    parser.add_argument("--figures", type=Path, default=ROOT / "docs" / "figures")
+    parser.add_argument(
+        "--page", type=Path, default=ROOT / "benchmarks" / "results" / "scheduling.md"
+    )
+    parser.add_argument("--figures", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--done", type=Path, default=ROOT / "build" / "tables", help="done runs")
     given = parser.parse_args(arguments)
     if given.jobs < 1:

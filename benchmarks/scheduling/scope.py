@@ -81,7 +81,7 @@ FULL = Scope(
     seeds=(0, 1, 2),
     held_out=(3, 4, 5),
 )
-"""For docs/benchmarks/scheduling.md: an hour of one processor, most of them of ``pollux``."""
+"""For benchmarks/results/scheduling.md: an hour of one processor, most of them of ``pollux``."""
 QUICK = Scope(
     workloads={"0.5": (3,)},
     searched=False,

@@ -2,7 +2,7 @@
 
 They do what a worker does to the part that is measured, and nothing else: one machine is enough.
 
-``python -m benchmarks --only thousand`` writes docs/benchmarks/thousand.md, a section from each
+``python -m benchmarks --only thousand`` writes benchmarks/results/thousand.md, a section from each
 module of this package. A further one is a module with ``measure``, and ``section``, which makes a
 :class:`~benchmarks.page.Section` of what was found; both stand in MEASUREMENTS.
 """

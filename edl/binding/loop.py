@@ -471,7 +471,7 @@ STATE_OF_OTHERS = (
 
 BY_NUMBER = (
     "its samples have numbers, so give edl a map-style data set of the same files, for MDS shards "
-    "streaming.LocalDataset(directory) (docs/guides/webdataset-and-mds.md)"
+    "streaming.LocalDataset(directory) (docs/guides/data.md)"
 )
 
 BY_SHARD = "give edl its shards with edl.data.stream(shards, open)"

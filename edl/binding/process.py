@@ -635,7 +635,7 @@ def _is_internet(descriptor: int) -> bool:
 # A step allocates gradients and frees them, the same sizes each time. The C library (glibc) gives
 # large blocks back when they are freed, and the kernel has to fill the next step's pages with
 # zeros. That is 6 % of the step of an MLP with 19 MB of gradients, and a quarter with 200 MB
-# (docs/benchmarks/README.md, "Freed memory").
+# (docs/benchmarks.md, "A step").
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3), malloc.h

@@ -263,7 +263,7 @@ def _state(tensor: torch.Tensor) -> object:
 
 INSTEAD = (
     "edl decides which worker trains which sample: give the loader batch_size and shuffle only, or "
-    "a data set that has what your sampler would choose (docs/guides/loading.md)"
+    "a data set that has what your sampler would choose (docs/guides/pytorch.md)"
 )
 
 PASSED_ON = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")

@@ -5,7 +5,7 @@
 Three workers train. The two that do not lead are killed; as soon as their replacements have
 entered, within a second, the leader is killed, too. Each line tells one such death: how long it
 took until the survivors heard of a new leader, and how long they stood still. The counting model
-proves that each sample was counted once an epoch, and docs/benchmarks/elections.md has the figures.
+proves that each sample was counted once an epoch; the figures: benchmarks/results/elections.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from scenario import Scenario, scenario
 from edl.testing.throttle import Throttle
 from edl.zookeeper.local_server import start_local, stop_local
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "elections.md"
+PAGE = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "elections.md"
 WORKERS = 3
 SESSION_S = 6.0
 MOST_S = 0.5  # that a leader's death may cost

@@ -218,7 +218,7 @@ urls = ["0.tar", "1.tar"]
 def to_tensor(image):
     return torch.tensor(np.asarray(image))
 """
-    code = block("webdataset-and-mds.md", "wds.WebDataset")
+    code = block("data.md", "wds.WebDataset")
     shown = ran(webdataset_python(), tmp_path, BEGIN, given, code, OF_STREAM, TRAIN)
     assert shown.splitlines()[-1] == "samples: 40"
 
@@ -236,7 +236,7 @@ def fetch(name, directory):
     pathlib.Path(directory).mkdir(exist_ok=True)
     shutil.copy(f"mds/{name}", directory)
 """
-    code = block("webdataset-and-mds.md", holds)
+    code = block("data.md", holds)
     loader = OF_STREAM if holds == "reader_from_json" else ""
     path = str(stand_ins(tmp_path))
     shown = ran(mds_python(), tmp_path, BEGIN, given, code, loader, TRAIN, path=path)
@@ -245,8 +245,8 @@ def fetch(name, directory):
 
 def test_a_program(tmp_path: Path, zk_hosts: str) -> None:
     """The function, its job, and then a second job with a policy."""
-    code = block("notebooks.md", "def train(epochs")
-    policy = block("notebooks.md", "policy=")
+    code = block("running.md", "def train(epochs")
+    policy = block("running.md", "policy=")
     end = "print('ended')"
     shown = ran(sys.executable, tmp_path, code, policy, end, zookeeper=zk_hosts)
     assert shown.splitlines()[-1] == "ended"

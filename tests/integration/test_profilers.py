@@ -1,4 +1,4 @@
-"""The scripts of docs/guides/tracing.md train as they are written, and leave what it says."""
+"""The scripts of docs/guides/metrics.md train as they are written, and leave what it says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edl.testing.job import EDL, Job
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.long]
 
-PAGE = (ROOT / "docs" / "guides" / "tracing.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "guides" / "metrics.md").read_text("utf-8")
 
 
 def script_of(framework: str) -> str:

@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks/scheduling.md: each count by hand, and all once in small."""
+"""The tables of benchmarks/results/scheduling.md: each count by hand, and all once in small."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "tiresias | 0.5 | 3 | 80 | 1869.9 | 1869.9 | 0.0 % |  | 80 of 80 |" in captured.out
     assert "No job of Tiresias or Optimus ends in another second." in captured.out
     assert "`edl` is" in captured.out
-    page = (ROOT / "docs" / "benchmarks" / "scheduling.md").read_text(encoding="utf-8")
+    page = (ROOT / "benchmarks" / "results" / "scheduling.md").read_text(encoding="utf-8")
     places = set(re.findall(r"<!-- ([\w-]+) -->", page)) - {"end"}
     assert places == set(re.findall(r"^([a-z-]+)$", captured.out, re.MULTILINE))
 

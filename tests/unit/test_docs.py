@@ -29,14 +29,16 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 GUIDES, REFERENCE = DOCS / "guides", DOCS / "reference"
+RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [
     README,
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
     *sorted(DOCS.rglob("*.md")),
+    *sorted(RESULTS.glob("*.md")),
 ]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
-FIGURES = sorted(DOCS.rglob("*.svg"))
+FIGURES = sorted([*DOCS.rglob("*.svg"), *RESULTS.glob("*.svg")])
 ALL = "\n".join(TEXTS.values())
 HOROVOD_EXAMPLES = sorted((ROOT / "examples" / "horovod").glob("*.py"))
 

@@ -1,4 +1,4 @@
-"""Horovod's elastic scenarios: the verdict about one, and the table in the docs."""
+"""Horovod's elastic scenarios: the verdict about one, and the table of results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.scenarios.play import SAMPLES, Played
 from benchmarks.scenarios.table import SCENARIOS, A, B, Scenario
 from benchmarks.scenarios.verdict import edl_problems, problems
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 BY_NAME = {one.name: one for one in SCENARIOS}
 MOVES, FAILS = BY_NAME["moves-2"], BY_NAME["all-fail"]
 
@@ -105,8 +105,8 @@ def test_a_scenario_asks_for_what_its_hosts_can_hold(scenario: Scenario) -> None
             assert line.host in slots
 
 
-def test_the_table_in_the_docs_is_that_of_the_last_run() -> None:
-    found = json.loads((DOCS / "benchmarks" / "horovod-scenarios.json").read_text())["scenarios"]
+def test_the_table_of_results_is_that_of_the_last_run() -> None:
+    found = json.loads((RESULTS / "horovod-scenarios.json").read_text())["scenarios"]
     assert [one["name"] for one in found] == [one.name for one in SCENARIOS]
-    page = (DOCS / "benchmarks" / "horovod-scenarios.md").read_text()
+    page = (RESULTS / "horovod-scenarios.md").read_text()
     assert report.into(page, report.markdown(found)) == page

@@ -48,7 +48,7 @@ def test_each_job_ends_in_the_published_second(
 @pytest.mark.long  # its rules: unit/test_cluster_pollux*.py; the engine: each second above
 def test_pollux_is_near_its_published_mean() -> None:
     # Its search is random, and here a smaller one, which is some 2 % off.
-    # docs/explanation/simulator.md has the means of all workloads with the search as it is by
+    # docs/guides/simulator.md has the means of all workloads with the search as it is by
     # default.
     rule = Pollux(population=40, generations=40, patience=10)
     jobs, nodes = (
