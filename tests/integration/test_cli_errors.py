@@ -48,7 +48,6 @@ def test_no_zookeeper_is_known(shell: Shell) -> None:
         ("stop", "nosuch"),
         ("events", "nosuch"),
         ("logs", "nosuch"),
-        ("leader", "nosuch"),
         ("join", "--job", "nosuch"),
     ],
 )

@@ -306,7 +306,7 @@ class TestCommands:
         shell.until_size(1)
         secret = read_secret(shell.directory / "state/edl/jobs/j/secret")
         shell.environment["XDG_STATE_HOME"] = str(tmp_path / "elsewhere")
-        for verb in ("status j", "join --job j", "stop j", "events j", "drain j w0", "leader j"):
+        for verb in ("status j", "join --job j", "stop j", "events j", "drain j w0"):
             assert "the secret of job j is not known here; give EDL_SECRET, or" in quick(verb)
         assert "for another one give its name and its secret, see" in quick("status")
         for unknown in ("status k", "delete k", "join --job k"):  # no name of a stranger's job

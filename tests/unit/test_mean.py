@@ -41,7 +41,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
     rows: list[list[float]] = []
     worker = SimpleNamespace(
         steps=SimpleNamespace(batch_weight=2),
-        exchange=lambda mine: [mine, *rows],
+        exchange=lambda mine, apart: [mine, *rows],
         warming_up=False,
         step=7,
         learning=LearningMeter(),
