@@ -325,7 +325,9 @@ def mean(value: Any, weight: float | None = None) -> float | dict[str, float]:
     """Return the weighted mean of ``value`` over all workers: the same on all, even if one dies.
 
     All workers must call this at the same points, after the update of a batch and before the next
-    batch; each waits for all. While this worker warms up, the result is its own value.
+    batch; each waits for all. While this worker warms up, the result is its own value. Where a
+    newcomer calls it at other steps, by a count of its own that no epoch sets back, the mean is
+    over those that call it.
 
     Args:
         value: a number, a tensor with one element, or a dict of these with the same keys on all

@@ -633,7 +633,7 @@ class LoaderProgress(TrainingProgress):
         # The state source may have left the epoch already, or this worker.
         self.untrained = max(self.untrained, int(header["untrained"]))
         self.exchanges, self.leaves = int(header["exchanges"]), int(header["leaves"])
-        self.callers = tuple(header["callers"])
+        self.callers = tuple(header.get("callers", ()))  # an older edl sends none
 
     def _in_own_epoch(self, received: Ledger) -> Ledger:
         """Return the ledger for this worker's epoch, given the state source's (`received`)."""
