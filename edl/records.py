@@ -260,6 +260,22 @@ class Member(Record):
         )
 
 
+class Liveness(StrEnum):
+    """The result of an HTTP request to a worker's port, as a sign of whether its process lives."""
+
+    ALIVE = "alive"  # it answered
+    REFUSED = "refused"  # no process listens: the worker is gone, its machine is up
+    SILENT = "silent"  # no answer in time: frozen, overloaded or cut off; proves nothing
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """The result of one HTTP request to a worker's port."""
+
+    liveness: Liveness
+    name: str | None = None  # who answered ("w3"), perhaps another one than was asked
+
+
 @dataclass(frozen=True)
 class RingMember(Record):
     """A member of a generation; its index in `members` is its rank."""

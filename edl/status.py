@@ -210,20 +210,6 @@ def bar(fraction: float, width: int) -> tuple[str, str]:
 
 
 # ------------------------------------------------------------
-# Decide whether the other workers of a ring wait for a slow one: `holds_up`.
-
-
-FACTOR = 2.0  # a slow worker takes this many times as long as the others
-
-LEAST_S = 0.01  # and this much longer; a smaller difference is the noise of a busy host
-
-
-def holds_up(own_s: float, others_s: float) -> bool:
-    """Return whether a worker is so slow that the others wait for it in each step."""
-    return own_s >= FACTOR * others_s and own_s - others_s >= LEAST_S
-
-
-# ------------------------------------------------------------
 # Summarize a job in one record, of which `edl list` and `edl top` show a row.
 #
 # `job_summary` makes a `JobSummary`; `summary_lines` lays out several of them as text. `make docs`

@@ -29,6 +29,7 @@ from edl.horovod_build import EDL_CALLS
 from edl.policy.file import CustomRule, PolicyFile, check_sizes, parse_policy
 from edl.policy.hill_climbing import MAX, MEAN, SUM, Votes
 from edl.records import JobPolicy
+from edl.ring.ring import ADASUM
 from edl.step.weighting import weighted_means
 from edl.worker.worker import Worker
 
@@ -175,8 +176,6 @@ PROCESS_SETS = (
     "process sets need a ring of constant size, and workers come and go here; collectives are "
     "those of all workers"
 )
-
-ADASUM = "Adasum needs a ring of constant size; use hvd.Average or hvd.Sum"
 
 _STATE = "the elastic state brings all workers to the same variables; see hvd.elastic.run"
 

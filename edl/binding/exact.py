@@ -17,7 +17,7 @@ from edl.step.record import StepRecords
 from edl.step.source import AlignedSource, Source
 from edl.step.state_check import AuditMismatch, AuditTable, Pass
 from edl.text import counted
-from edl.worker.state_check import let_leave
+from edl.worker.mismatch import let_leave
 from edl.worker.worker import Worker
 
 # ------------------------------------------------------------

@@ -28,10 +28,9 @@ import numpy.typing as npt
 
 from edl import failpoints
 from edl.binding import process
-from edl.binding.api import ADASUM
 from edl.binding.process import current_worker
 from edl.errors import RingBroken, UsageError
-from edl.ring.ring import CollectiveFailed
+from edl.ring.ring import ADASUM, CollectiveFailed
 from edl.step.engine import (
     DECIDED,
     EXCHANGING,

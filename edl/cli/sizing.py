@@ -17,13 +17,12 @@ from rich.table import Table
 from edl.cli.common import JobArgument, JsonOption, ZooKeeperOption, print_table, progress
 from edl.client import Job
 from edl.client.changes import Explanation, stands
-from edl.client.job import TIMEOUT_S
+from edl.client.job import TIMEOUT_S, History
 from edl.config import read_policy
 from edl.errors import UsageError
 from edl.figures import check_figure
 from edl.host.signals import handled
 from edl.job.profile import STEPS, Curve, sizes
-from edl.policy.observation import History
 from edl.policy.stragglers import Times
 
 _BAR = 20  # characters of an efficiency of 1

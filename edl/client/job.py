@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import SupportsIndex
 
 from edl import config
@@ -12,11 +14,10 @@ from edl.client.changes import Explanation, Reclaimed, Resize
 from edl.client.connection import SessionClient, choose_job, connected
 from edl.client.waiting import OnMessage, ignore
 from edl.errors import CoordinationError, EdlError, UnknownJob
-from edl.events import Event
+from edl.events import DesiredDetails, Event, GenerationDetails, PolicyDetails, StragglerDetails
 from edl.job.placement import Migration, device_sets, whole
 from edl.job.profile import STEPS, Curve
 from edl.job.snapshot import Snapshot
-from edl.policy.observation import History, history
 from edl.records import JobPolicy
 from edl.status import JobStatus, JobSummary, job_status, job_summary, sorted_jobs
 from edl.zookeeper.access import Access, candidates
@@ -29,6 +30,86 @@ TIMEOUT_S = 600.0
 ANSWER_S = 60.0  # for the leader to answer
 
 RECLAIM_S = 30.0  # for borrowed slots to be given back
+
+
+# ------------------------------------------------------------
+# Read from a job's event log which sizes the job has had, and what it trained with each.
+
+
+@dataclass(frozen=True)
+class SizeSpan:
+    """A period in which a job had one number of workers."""
+
+    from_s: float  # since the job's first event, as all times here
+    to_s: float
+    np: int  # above 0
+    samples_per_s: float | None = None  # of all workers together; None: no event tells it
+
+
+@dataclass(frozen=True)
+class HistoryMark:
+    """A decision or finding about a job's workers, as one event of its log tells it."""
+
+    at_s: float
+    by: str  # the text of a `RequestedBy`, or `straggler`
+    reason: str
+
+
+@dataclass(frozen=True)
+class History:
+    """The sizes that a job has had, and the decisions about it, in order of time."""
+
+    job: str
+    spans: tuple[SizeSpan, ...]  # without times without workers
+    marks: tuple[HistoryMark, ...]
+
+
+def history(job: str, events: Sequence[Event]) -> History:
+    """Return the history of a job that all its `events` tell, which must be in order of time."""
+    if not events:
+        return History(job, (), ())
+    first_s, last_s = events[0].time, events[-1].time
+    sizes = [
+        (event.time - first_s, len(event.details.members))
+        for event in events
+        if isinstance(event.details, GenerationDetails)
+    ]
+    spans = [
+        SizeSpan(at_s, to_s, np)
+        for (at_s, np), (to_s, _) in pairwise([*sizes, (last_s - first_s, 0)])
+        if np
+    ]
+    return History(
+        job,
+        tuple(replace(span, samples_per_s=_rate(span, events, first_s)) for span in spans),
+        tuple(mark for event in events if (mark := _mark(event, first_s)) is not None),
+    )
+
+
+def _rate(span: SizeSpan, events: Sequence[Event], first_s: float) -> float | None:
+    """Return the last throughput that `events` report for `span`; None if they report none."""
+    said = None
+    for event in events:
+        at_s, details = event.time - first_s, event.details
+        if isinstance(details, GenerationDetails) and span.from_s < at_s <= span.to_s:
+            said = details.samples_per_s or said  # of the ring before
+        elif isinstance(details, PolicyDetails) and span.from_s <= at_s <= span.to_s:
+            said = (details.samples_per_s if details.np == span.np else None) or said
+    return said
+
+
+def _mark(event: Event, first_s: float) -> HistoryMark | None:
+    """Return the decision or finding that `event` tells of, or None if it tells of none."""
+    details = event.details
+    if isinstance(details, DesiredDetails):
+        return HistoryMark(event.time - first_s, details.by, event.reason)
+    if isinstance(details, StragglerDetails):
+        return HistoryMark(event.time - first_s, "straggler", event.reason)
+    return None
+
+
+# ------------------------------------------------------------
+# One job as an object.
 
 
 class Job(SessionClient[JobStore]):

@@ -46,8 +46,8 @@ from edl.host.supervision import State
 from edl.host.template import Child
 from edl.host.template.keeper import FILES, TemplateKeeper
 from edl.http.client import answering, ask_all
-from edl.job.liveness import Liveness
 from edl.job.snapshot import Snapshot
+from edl.records import Liveness
 from edl.zookeeper.store import JobStore, worker_frozen
 
 logger = logging.getLogger(__name__)

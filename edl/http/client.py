@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 from edl.errors import CoordinationError, RendezvousFailed
 from edl.http.server import LimitedConnection
 from edl.http.signing import SCHEME, authorization
-from edl.job.liveness import Liveness, ProbeResult
 from edl.job.script import Arithmetic, ScriptFits, ScriptOfJob, fits_of
-from edl.records import RingMember
+from edl.records import Liveness, ProbeResult, RingMember
 
 ASK_AT_ONCE = 32
 ANSWER_BYTES = 16 << 20  # the largest are a model's shapes, and 1 MiB of a log

@@ -32,7 +32,7 @@ from edl.http.client import Health, ask, ask_all
 from edl.job import liveness, stall
 from edl.job.borrowing import describe_returned, overdue
 from edl.job.decision import Limits, MembershipDecision
-from edl.job.liveness import USUAL, Ages, AgeTracker, Liveness, LivenessLimits, RingIdle
+from edl.job.liveness import USUAL, Ages, AgeTracker, LivenessLimits, RingIdle
 from edl.job.membership import decide
 from edl.job.policy_loop import PolicyLoop
 from edl.job.snapshot import GONE, Snapshot, reports_broken
@@ -40,6 +40,7 @@ from edl.job.stall import Activity, Report, Stall, StallLimits
 from edl.policy.stragglers import RingReport
 from edl.records import (
     Generation,
+    Liveness,
     Member,
     RingMember,
     Stage,

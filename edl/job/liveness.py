@@ -23,12 +23,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from types import MappingProxyType
 
 from edl.job.borrowing import ReclaimTracker
 from edl.job.snapshot import GONE, Snapshot
-from edl.records import Generation, Reclaim, RingMember, Stage
+from edl.records import Generation, Liveness, ProbeResult, Reclaim, RingMember, Stage
 
 
 @dataclass(frozen=True)
@@ -46,22 +45,6 @@ class LivenessLimits:
 
 
 USUAL = LivenessLimits()
-
-
-class Liveness(StrEnum):
-    """The result of an HTTP request to a worker's port, as a sign of whether its process lives."""
-
-    ALIVE = "alive"  # it answered
-    REFUSED = "refused"  # no process listens: the worker is gone, its machine is up
-    SILENT = "silent"  # no answer in time: frozen, overloaded or cut off; proves nothing
-
-
-@dataclass(frozen=True)
-class ProbeResult:
-    """The result of one HTTP request to a worker's port."""
-
-    liveness: Liveness
-    name: str | None = None  # who answered ("w3"), perhaps another one than was asked
 
 
 @dataclass(frozen=True)

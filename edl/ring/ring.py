@@ -93,6 +93,9 @@ class RingConnection(Protocol):
         """Wait up to about 2 s until the old members begin to build the ring of `generation`."""
 
 
+ADASUM = "Adasum needs a ring of constant size; use hvd.Average or hvd.Sum"
+
+
 class CollectiveFailed(Exception):
     """The error of a collective, or of building a ring, that failed; its text is Horovod's."""
 

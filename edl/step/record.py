@@ -27,7 +27,6 @@ import numpy.typing as npt
 
 from edl.errors import RingError, UnevenEnd
 from edl.records import SwitchParts
-from edl.status import holds_up
 from edl.text import names
 
 # ------------------------------------------------------------
@@ -462,6 +461,9 @@ OF_STEPS = 50  # newest steps that are looked at
 
 EVERY = 10  # steps between two looks
 
+MIN_FACTOR = 2.0  # the others wait for a worker that takes this many times as long as they do,
+MIN_DIFFERENCE_S = 0.01  # and this much longer; a smaller difference is the noise of a busy host
+
 
 @dataclass(frozen=True)
 class SlowestWorker:
@@ -511,7 +513,9 @@ def slow(workers: Sequence[int], compute_us: npt.NDArray[np.int64]) -> SlowestWo
     at = int(usual_s.argmax())
     others_s = float(np.median(np.delete(usual_s, at)))
     own_s = float(usual_s[at])
-    return SlowestWorker(workers[at], own_s, others_s) if holds_up(own_s, others_s) else None
+    if own_s < MIN_FACTOR * others_s or own_s - others_s < MIN_DIFFERENCE_S:
+        return None
+    return SlowestWorker(workers[at], own_s, others_s)
 
 
 # ------------------------------------------------------------

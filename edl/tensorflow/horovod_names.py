@@ -57,9 +57,10 @@ from horovod.tensorflow import (
     stop_timeline,
 )
 
-from edl.binding.api import ADASUM, PROCESS_SETS
+from edl.binding.api import PROCESS_SETS
 from edl.binding.process import cross_rank, cross_size, current_worker, local_size
 from edl.errors import UsageError
+from edl.ring.ring import ADASUM
 from edl.tensorflow import training
 from edl.tensorflow.batch_norm import SyncBatchNormalization
 from edl.tensorflow.optimizer import JobTape, as_it_is

@@ -70,11 +70,11 @@ from horovod.torch import (
 )
 from horovod.torch import DistributedOptimizer as _DistributedOptimizer
 
-from edl.binding.api import ADASUM
 from edl.binding.elastic import warmed_up
 from edl.binding.process import cross_rank, cross_size, current_worker, local_size
 from edl.errors import UsageError
 from edl.job.stall import FOR_COLLECTIVE
+from edl.ring.ring import ADASUM
 from edl.worker.activity import waits
 
 _SIGNATURE = inspect.signature(_DistributedOptimizer)

@@ -18,9 +18,10 @@ from typing import Any
 
 from edl import config
 from edl.binding import process
-from edl.binding.api import ADASUM, PROCESS_SETS
+from edl.binding.api import PROCESS_SETS
 from edl.binding.process import current_worker
 from edl.errors import EdlError, NewcomerDiffers, UsageError
+from edl.ring.ring import ADASUM
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """Define a worker's progress in its job, which is equal on all workers of a ring between two steps.
 
 :class:`TrainingProgress` is the base class. The position in the data is kept either by edl's own
-loader (:mod:`edl.worker.progress`), with a ledger of what is trained, or by the script
-itself (:mod:`edl.worker.progress`).
+loader (:class:`LoaderProgress`), with a ledger of what is trained, or by the script itself
+(:class:`ScriptProgress`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from edl.checkpoint.writer import CheckpointPosition
 from edl.errors import UsageError
 from edl.job.script import DoneFit, as_json, fits_of
 from edl.records import WorkerProgress
+from edl.ring.ring import Ring
 from edl.spec import JobSettings
 from edl.step.batching import Batching, size_changes
 from edl.step.engine import BATCH_END, LeasesLost, StepEnd, StepEngine, StepSkipped, StepSuperseded
@@ -159,6 +160,13 @@ class Receive(Enum):
     STEP = "step"  # it missed the last update: it takes what that update has changed
     RESYNC = "resync"  # its state differed: it takes all but what is each worker's own
     ALL = "all"  # it is a newcomer: it takes everything
+
+
+class Shared(Protocol):
+    """A state that is the same on all workers: a framework's, or a script's own."""
+
+    def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
+        """Broadcast the state from the rank `root`; with `NOTHING` this worker's stays the same."""
 
 
 class TrainingProgress(ABC):

@@ -18,18 +18,17 @@ the others the ring is broken, so they complete the step without it, as after a 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar, NoReturn, Protocol
 
 from edl.checkpoint.writer import Durable
-from edl.errors import JobTrained, NewcomerDiffers, RingBroken, StateDiffers, StepsBack, UnevenEnd
+from edl.errors import NewcomerDiffers, StateDiffers, StepsBack
 from edl.events import Details, StateDiffersDetails
 from edl.ring.ring import Ring
-from edl.step.record import IDLE, StepRecords, Stop, check_together
+from edl.step.record import StepRecords, Stop
 from edl.step.state_check import (
     CAUSE,
     NEVER,
@@ -43,7 +42,6 @@ from edl.step.state_check import (
     are_comparable,
     due,
     due_at_save,
-    find_mismatch,
     first_difference,
     fold,
     newcomers_that_leave,
@@ -55,84 +53,21 @@ from edl.step.state_check import (
     split_of,
     undecided,
     why_data_differ,
-    why_mismatch,
     why_they_leave,
     without_samples,
 )
-from edl.text import names
-from edl.worker.activity import call_site
 from edl.worker.checkpointing import Checkpointing
+from edl.worker.mismatch import let_leave
 from edl.worker.progress import (
     Comparable,
     LoaderProgress,
     Receive,
     ScriptProgress,
+    Shared,
     TrainingProgress,
 )
 
 logger = logging.getLogger(__name__)
-
-
-# ------------------------------------------------------------
-# Let newcomers that do not do as the others leave the ring, and the others go on without them.
-
-
-UNIT = LoaderProgress.unit  # of edl's loader; a script of Horovod's counts its saves
-
-
-def are_together(records: StepRecords, ring: Ring, progress: TrainingProgress) -> bool:
-    """Return whether all workers are at the same point of the script, not apart; else raise."""
-    found = find_mismatch(records)
-    if found is None or found.apart:
-        return found is None
-    if progress.unit == UNIT and not (found.leaving or records.differ_in("exchange")):
-        check_together(records)
-    mine = _doing(records, ring.place.rank, progress).encode()
-    doing = {
-        worker: ring.broadcast(mine, rank, "edl.doing").decode()
-        for rank, worker in enumerate(records.values("worker"))
-    }
-    why = why_mismatch(found, records, doing)
-    if not found.leaving:
-        raise UnevenEnd(why)
-    progress.at_epochs |= found.back
-    error = StepsBack if found.back else JobTrained if found.over else NewcomerDiffers
-    return let_leave(ring, records.values("worker"), found.leaving, why, error)
-
-
-def _doing(records: StepRecords, rank: int, progress: TrainingProgress) -> str:
-    """Return a clause about what this worker does, and in which line of the script."""
-    row, (call, where, _) = records[rank], call_site()
-    at = f" at {where}" if where else ""
-    if row.stop >= Stop.FINISHED:
-        return "ended the training"
-    if row.exchange:
-        return f"called edl.{call}(){at}"
-    if progress.unit != UNIT:
-        return f"trained on{at}"
-    return f"went on to a batch of epoch {row.epoch}{at}"
-
-
-def let_leave(
-    ring: Ring,
-    members: Sequence[int],
-    leaving: Sequence[int],
-    why: str,
-    error: type[NewcomerDiffers] = NewcomerDiffers,
-) -> NoReturn:
-    """Make newcomers leave: they end, and the ring breaks for the others; all call it alike."""
-    if members[ring.place.rank] in leaving:
-        with contextlib.suppress(RingBroken):
-            ring.barrier(IDLE)  # all workers know when this has ended
-        ring.break_()
-        raise error(why)
-    logger.info("%s", why)
-    ring.barrier(IDLE)
-    # The newcomers break the ring before anybody else does: unless they know that they have to
-    # leave, they would come back.
-    with contextlib.suppress(RingBroken):
-        ring.broadcast(b"", members.index(leaving[0]), "edl.leaving")
-    raise RingBroken(ring.generation, f"{names(leaving)} left it", tuple(leaving))
 
 
 FROM_BATCHES = (
@@ -380,13 +315,6 @@ class StateCheck(StateComparison):
 # Define the interfaces of the state that all workers hold alike, in a framework or in a script.
 #
 # `Replica` is a framework's model and optimizer; `ScriptState` is a script's own state.
-
-
-class Shared(Protocol):
-    """The interface to broadcast a state that is the same on all workers."""
-
-    def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Broadcast the state from the rank `root`; with `NOTHING` this worker's stays the same."""
 
 
 class ScriptState(Shared, Compared, Protocol):

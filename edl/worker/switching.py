@@ -50,14 +50,14 @@ from edl.step.record import (
     repair_times,
     us,
 )
-from edl.step.state_check import APART, why_apart
+from edl.step.state_check import APART, find_mismatch, why_apart
 from edl.text import workers
 from edl.worker.activity import ends, waits
 from edl.worker.checkpointing import Checkpointing
 from edl.worker.coordinator import Coordinator
-from edl.worker.progress import Receive, TrainingProgress
+from edl.worker.mismatch import end_mismatch
+from edl.worker.progress import Receive, Shared, TrainingProgress
 from edl.worker.shared_state import SharedState
-from edl.worker.state_check import Shared, are_together
 
 logger = logging.getLogger(__name__)
 
@@ -451,18 +451,22 @@ class Switching:
 
         Who then exchanges nothing calls `sit_out`, and sends its row again.
         """
-        try:
-            together = are_together(records, self._ring, self.progress)
-        except UnevenEnd as error:
-            self._checkpointing.fail_together(str(error), self._ring.place.rank)
-        except JobTrained:
-            self._coordinator.set_stage(Stage.FINISHED)
-            raise
-        if not (together or self._has_been_apart):
+        found = find_mismatch(records)
+        if found is None:
+            return True
+        if not found.apart:
+            try:
+                end_mismatch(found, records, self._ring, self.progress)
+            except UnevenEnd as error:
+                self._checkpointing.fail_together(str(error), self._ring.place.rank)
+            except JobTrained:
+                self._coordinator.set_stage(Stage.FINISHED)
+                raise
+        if not self._has_been_apart:
             self._has_been_apart = True
             if self._ring.place.rank == 0:
                 logger.warning("%s", why_apart(records))
-        return together
+        return False
 
     def messages(self, records: StepRecords, payload: bytes, together: bool) -> list[bytes]:
         """Return the messages of all workers, or of those that exchange some apart, by rank."""

@@ -18,7 +18,7 @@ from edl.errors import RendezvousFailed, RingError
 from edl.http.client import ask, fetch, http_put, rendezvous_path, send_change
 from edl.http.server import BODY_BYTES, HttpRequest
 from edl.http.signing import Authenticator, authorization, http_key
-from edl.job.liveness import Liveness
+from edl.records import Liveness
 from edl.ring.rendezvous import (
     BULK,
     EARLY,

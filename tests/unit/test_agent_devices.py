@@ -20,9 +20,18 @@ from edl.host.agent import Agent
 from edl.host.decide import AgentLimits
 from edl.host.process import ScriptEnd
 from edl.host.workers import End
-from edl.job.liveness import Liveness
 from edl.job.snapshot import Snapshot
-from edl.records import Assigned, Desired, Generation, Host, Leader, Member, RingMember, Stage
+from edl.records import (
+    Assigned,
+    Desired,
+    Generation,
+    Host,
+    Leader,
+    Liveness,
+    Member,
+    RingMember,
+    Stage,
+)
 from edl.zookeeper.events import OnUnreadable, leave_out
 
 HERE = Host("a", 4, "127.0.0.1", 77)

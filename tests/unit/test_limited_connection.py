@@ -14,7 +14,7 @@ from edl.http import client
 from edl.http import server as limited_connection
 from edl.http.client import HEALTH_BYTES, ask, fetch
 from edl.http.server import LimitedConnection, LimitedSocket
-from edl.job.liveness import Liveness
+from edl.records import Liveness
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 TIMEOUT_S = 4.0

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from made import make_job
 
-from edl.job.liveness import USUAL, Liveness, ProbeResult, RingIdle, proof, workers_to_probe
+from edl.job.liveness import USUAL, RingIdle, proof, workers_to_probe
 from edl.job.snapshot import Snapshot
-from edl.records import Generation, Member, RingFailure, RingMember, Stage
+from edl.records import Generation, Liveness, Member, ProbeResult, RingFailure, RingMember, Stage
 
 ALIVE, REFUSED, SILENT = Liveness.ALIVE, Liveness.REFUSED, Liveness.SILENT
 LONG, SHORT = RingIdle(60.0, 0.1), RingIdle(0.1, 0.1)

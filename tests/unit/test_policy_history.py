@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from edl.cli.sizing import draw_history
+from edl.client.job import History, HistoryMark, SizeSpan, history
 from edl.events import (
     DesiredDetails,
     Details,
@@ -16,7 +17,6 @@ from edl.events import (
     PolicyDetails,
     StragglerDetails,
 )
-from edl.policy.observation import History, HistoryMark, SizeSpan, history
 
 
 def event(at_s: float, details: Details, reason: str = "why") -> Event:

@@ -13,10 +13,10 @@ from edl.config import Config
 from edl.http.client import Health
 from edl.job import leader as failure_detector
 from edl.job.leader import FailureDetector
-from edl.job.liveness import Liveness, LivenessLimits
+from edl.job.liveness import LivenessLimits
 from edl.job.snapshot import Snapshot
 from edl.job.stall import Activity
-from edl.records import Generation, Member, RingMember, Stage, WorkerProgress
+from edl.records import Generation, Liveness, Member, RingMember, Stage, WorkerProgress
 from edl.worker.shared_state import SharedState
 
 SETTLED_S = 60.0  # since the generation was announced
