@@ -77,7 +77,8 @@ def script_of(member: RingMember) -> ScriptOfJob | None:
         said = json.loads(body)
         fits = ScriptFits(fits_of(said["done"]), said["begun"])
         arithmetic = Arithmetic.from_json(said.get("arithmetic", {}))
-        return ScriptOfJob(said["signature"], fits, said.get("epoch"), arithmetic)
+        protocol = int(said.get("protocol", 0))
+        return ScriptOfJob(said["signature"], fits, said.get("epoch"), arithmetic, protocol)
     except (
         OSError,
         ValueError,

@@ -42,6 +42,7 @@ from edl.policy.scaling_profile import ScalingProfile
 from edl.records import Generation, JobPolicy, JobState, Leader, Member, RingFailure, Stage
 from edl.ring.rendezvous import RendezvousServer
 from edl.ring.ring import Ring
+from edl.step.record import PROTOCOL
 from edl.worker.activity import ThreadWatch
 from edl.worker.shared_state import SharedState
 from edl.zookeeper.access import Access
@@ -106,6 +107,7 @@ class WorkerEndpoints:
             "signature": self._shared.signature(),
             "epoch": self._shared.epoch,
             "arithmetic": self._shared.arithmetic().to_json(),
+            "protocol": PROTOCOL,
             "begun": fits.begun,
             "done": as_json(fits.done),
         }
@@ -435,12 +437,13 @@ class Daemon:
         if generation is None:
             return ScriptOfJob()
         others = [member for member in generation.members if member.id != self._shared.worker]
+        described = ScriptOfJob()
         # Those that join may not be in the ring yet.
         for member in sorted(others, key=lambda member: member.id in generation.joined):
-            script = script_of(member)
-            if script is not None and script != ScriptOfJob():
-                return script
-        return ScriptOfJob()
+            described = script_of(member) or described
+            if described.is_described:
+                break
+        return described
 
     def campaign(self) -> None:
         """Make this worker a candidate, which may lead."""

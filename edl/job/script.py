@@ -11,7 +11,7 @@ from __future__ import annotations
 import numbers
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edl.errors import EdlError, some
@@ -222,7 +222,19 @@ class ScriptOfJob:
     # The epoch of an unchanged Horovod script, by its own number; None: it is none, or not there.
     epoch: int | None = None
     arithmetic: Arithmetic = Arithmetic()
+    protocol: int | None = None  # of its step records; 0: an edl that does not say; None: not known
 
+    @property
+    def is_described(self) -> bool:
+        """Whether the script has come to something that a newcomer must match."""
+        return replace(self, protocol=None) != ScriptOfJob()
+
+
+OTHER_PROTOCOL = (
+    "the job trains with another version of edl than this host's ({version}), and their workers "
+    "cannot share a ring; install the job's version here, or stop the job and start it again with "
+    "--resume"
+)
 
 OTHER_THREADS = (
     "it computes with {mine} threads and the job's workers with {job}, by which the last bits of a "

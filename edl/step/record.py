@@ -16,6 +16,7 @@ generation, step, epoch or ledger show a defect of edl, or a worker whose script
 from __future__ import annotations
 
 import functools
+import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -236,6 +237,10 @@ FIELDS = (*(f.name for f in fields(StepRecord) if f.name not in PARTS), *PARTS)
 PAYLOAD_BYTES = 64  # of a message in a row: a mean of six numbers needs no collective of its own
 
 WIDTH = len(FIELDS) + PAYLOAD_BYTES // 8
+
+# Only workers with the same rows can share a ring: a newcomer of another edl is told so before it
+# breaks the ring.
+PROTOCOL = zlib.crc32(" ".join(FIELDS).encode())
 
 IDLE = StepRecord(0, 0, 0, 0, 0, 0, 0, 0, 0)  # the row that workers send in a barrier
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from edl import failpoints
+from edl import __version__, failpoints
 from edl.config import Config
 from edl.errors import CheckpointError, NewcomerDiffers, UsageError
 from edl.events import Details, Event, FinishedDetails
@@ -28,6 +28,7 @@ from edl.job.run import JobEnd
 from edl.job.script import (
     ALIKE_IN_FITS,
     BUILT_BEFORE,
+    OTHER_PROTOCOL,
     Arithmetic,
     DoneFit,
     FitIsDone,
@@ -42,7 +43,7 @@ from edl.policy.file import PolicyFile
 from edl.records import JobState, Leader, Stage
 from edl.ring.ring import Ring
 from edl.spec import Sizes
-from edl.step.record import StepRecord, Stop, SwitchTimes
+from edl.step.record import PROTOCOL, StepRecord, Stop, SwitchTimes
 from edl.step.source import Source
 from edl.worker.checkpointing import FLUSH_S, Checkpointing
 from edl.worker.coordinator import Coordinator
@@ -585,11 +586,14 @@ class Worker:
         return self._coordinator.exchange_before_training(number, payload)
 
     def _check_script(self) -> None:
-        """Raise an error if this newcomer's model or fits do not match the job's."""
+        """Raise an error if this newcomer's edl, model or fits do not match the job's."""
+        theirs = self._coordinator.script_of_job()
+        if theirs.protocol not in (None, PROTOCOL):
+            why = OTHER_PROTOCOL.format(version=__version__)
+            raise NewcomerDiffers(f"w{self.id} cannot join: {why}")
         mine, fits = self._shared.signature(), self.fits.begun
         if not mine and not fits:
             return
-        theirs = self._coordinator.script_of_job()
         if why := self._shared.arithmetic().why_unlike(theirs.arithmetic):
             raise NewcomerDiffers(f"w{self.id} cannot join: {why}")
         self.fits.check(theirs.fits)

@@ -194,6 +194,16 @@ def test_one_whose_model_lacks_something_costs_the_others_nothing(np: int) -> No
     assert [each.number for each in job.memory.generations] == [1], "nobody has built a ring"
 
 
+def test_one_with_another_edl_costs_the_others_nothing() -> None:
+    job = of(Counting(samples=144, epochs=1), np=2)
+    job.memory.script = ScriptOfJob(protocol=0)  # an older edl does not say
+    job.after_step(5, lambda job: job.scale({"a": 3}))
+    job.run()
+    assert_goes_on(job, 2)
+    assert "another version of edl" in str(job.errors[2])
+    assert [each.number for each in job.memory.generations] == [1], "nobody has built a ring"
+
+
 @dataclass(frozen=True)
 class Redescribing(Counting, ABC):
     """A script whose description of its data differs on some workers: :meth:`described`."""

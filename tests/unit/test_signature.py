@@ -41,9 +41,15 @@ def test_what_differs_is_named(theirs: Signature, sentence: str) -> None:
     [
         (
             (200, json.dumps({"signature": MODEL, "begun": 2, "done": [FIT]}).encode()),
-            ScriptOfJob(MODEL, ScriptFits((DoneFit(2, [0, 1], {"loss": [0.5, 0.25]}),), 2)),
+            ScriptOfJob(
+                MODEL, ScriptFits((DoneFit(2, [0, 1], {"loss": [0.5, 0.25]}),), 2), protocol=0
+            ),
         ),
-        ((200, b'{"signature": {}, "begun": 0, "done": []}'), ScriptOfJob()),
+        ((200, b'{"signature": {}, "begun": 0, "done": []}'), ScriptOfJob(protocol=0)),
+        (
+            (200, b'{"signature": {}, "protocol": 17, "begun": 0, "done": []}'),
+            ScriptOfJob(protocol=17),
+        ),
         ((200, json.dumps(MODEL).encode()), None),  # of another version
         ((404, b""), None),
         ((200, b"no JSON"), None),
