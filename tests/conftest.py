@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
-import importlib
 import os
 import signal
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -33,42 +29,17 @@ def _settings_here() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("EDL_")}
 
 
-_status = 0  # of the session, for the end of this process
-
-
-def _end_at_once() -> None:
-    """End this process without freeing each object, which takes seconds after 6,000 tests."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(_status)
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    """Set signals, environment and garbage collection for all that the tests start.
+    """Set signals and environment for all that the tests start.
 
     - Processes hear Ctrl-C, also where `nohup` or a shell's & made us ignore it.
-    - Processes import faster, by what is in `site`.
     - No process has threads that spin for a processor that other tests have: with two threads each,
       tests of tuners took thirty times as long beside others.
-    - Horovod looks 100 times a second for something to exchange, and not 1,000 times, as each
-      worker does in all the time that a test waits.
-    - In `make test` TensorFlow has no oneDNN, as on processors that oneDNN is not made for: to
-      look for oneDNN's kernels takes each process 60 ms. `make integration` has it.
     """
-    atexit.register(_end_at_once)  # before those of the tests, so it runs after them
     gc.set_threshold(50_000, 20, 20)
     os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["HOROVOD_CYCLE_TIME"] = "10"  # in milliseconds
-    if _is_short(config):
-        os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    path = os.environ.get("PYTHONPATH")
-    site = str(Path(__file__).parent / "site")
-    os.environ["PYTHONPATH"] = f"{site}{os.pathsep}{path}" if path else site
-    sys.path.append(site)
-    for name in ("lazy_compiler", "kept_dataclasses"):
-        importlib.import_module(name)
 
 
 def pytest_collection_finish() -> None:
@@ -151,8 +122,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    global _status
-    _status = int(exitstatus)
     cache: pytest.Cache | None = getattr(session.config, "cache", None)
     if cache is not None and not hasattr(session.config, "workerinput"):
         durations = {name: round(seconds, 2) for name, seconds in _durations.items()}

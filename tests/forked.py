@@ -49,7 +49,7 @@ EVERYBODY = [
     "edl.testing.throttle",
 ]
 IMPORTS = {
-    "torch": ["lazy_compiler", "torch", "horovod.torch", "edl.torch"],
+    "torch": ["torch", "horovod.torch", "edl.torch"],
     "tensorflow": ["tensorflow", "keras", "horovod.tensorflow", "edl.tensorflow"],
     "": [],
 }
@@ -304,8 +304,7 @@ def _base(framework: str) -> Template:
     """Return the process that others are forked from; it ends with this one."""
     directory = Path(tempfile.mkdtemp())
     imports = directory / "imports"
-    modules = ["early_end", *EVERYBODY, *IMPORTS[framework]]
-    modules += ["keeps_dataclasses", "shows_stacks", "short_end"]
+    modules = [*EVERYBODY, *IMPORTS[framework]]
     imports.write_text(json.dumps({"modules": modules, "own": {}, "environment": {}}))
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EDL_")}
     environment["TF_CPP_MIN_LOG_LEVEL"] = "2"  # TensorFlow's libraries read it when they are loaded

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ STANDIN = str(Path(__file__).with_name("standin_worker.py"))
 WAIT_S = 40.0
 POLL_S = 0.1
 DIES_S = 10.0  # the kernel kills the template of a launcher that has ended, at its own pace
-STACKS_S = 1.0  # for stacks to be written
 MOST_OUTPUT = 20_000  # characters of a process, in a message
 SESSION_S, CONNECT_S = 10.0, 5.0
 
@@ -56,7 +55,6 @@ class Running:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            show_stacks([psutil.Process(self.process.pid)])
             pytest.fail(f"edl still runs after {timeout_s:g} s; its output:\n{self.output}")
 
     def expect(self, text: str, timeout_s: float = WAIT_S) -> None:
@@ -203,18 +201,6 @@ class Shell:
         return found
 
 
-def show_stacks(processes: Iterable[psutil.Process]) -> None:
-    """Let ``processes`` write the stacks of their threads to their output, if they were forked."""
-    bit = 1 << (signal.SIGUSR2 - 1)
-    for process in processes:
-        with suppress(psutil.Error, OSError):
-            status = Path(f"/proc/{process.pid}/status").read_text()
-            caught = int(status.partition("SigCgt:")[2].split()[0], 16)
-            if caught & bit:  # else it would end
-                process.send_signal(signal.SIGUSR2)
-    time.sleep(STACKS_S)
-
-
 def until(
     condition: Callable[[], object], timeout_s: float, say: Callable[[], str] = lambda: "too late"
 ) -> None:
@@ -235,8 +221,6 @@ def shell_of(directory: Path, hosts: str) -> Iterator[Shell]:
     while (left := one.processes()) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     described = [f"{process.pid} {' '.join(process.cmdline())}" for process in left]
-    if left:
-        show_stacks(left)
     for process in left:
         process.kill()
     for running in one.started:

@@ -14,7 +14,6 @@ from pathlib import Path
 from scenario import Scenario
 
 HOROVODRUN = (str(Path(sys.executable).parent / "horovodrun"),)
-QUICK = (sys.executable, str(Path(__file__).parent / "known_build" / "horovodrun"))
 WORKER = (sys.executable, "-m", "edl.cli.worker")  # edl-worker, wherever it is installed
 DISCOVER = (sys.executable, "-m", "edl.cli.discover")
 INTERRUPT_S, NOTE_S = 60.0, 4.0
@@ -24,7 +23,7 @@ STANDIN = Path(__file__).with_name("standin_worker.py")
 class HorovodrunScenario(Scenario):
     """A job whose launcher is `horovodrun`; ``shield``: words before the training command."""
 
-    driver: Sequence[str] = QUICK
+    driver: Sequence[str] = HOROVODRUN
     shield: Sequence[str] = ()
     discover: Sequence[str] = DISCOVER
 

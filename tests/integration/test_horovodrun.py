@@ -17,7 +17,6 @@ import pytest
 from horovodrun import (
     DISCOVER,
     HOROVODRUN,
-    QUICK,
     STANDIN,
     WORKER,
     HorovodrunScenario,
@@ -38,7 +37,7 @@ SLOW_S = 180.0  # for horovodrun itself, and two workers at once, to import Tens
 @pytest.mark.parametrize(
     ("script", "shield", "np", "driver"),
     [
-        pytest.param("counting.py", WORKER, 1, QUICK, id="torch"),
+        pytest.param("counting.py", WORKER, 1, HOROVODRUN, id="torch"),
         pytest.param("counting.py", (), 2, HOROVODRUN, id="torch-alone", marks=pytest.mark.long),
         pytest.param(
             "tf_counting.py", WORKER, 2, HOROVODRUN, id="tensorflow", marks=pytest.mark.long
@@ -126,7 +125,7 @@ def test_another_driver_is_refused_and_edl_stop_ends_the_first_with_success(
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
         limits = ("-np", "2", "--max-np", "2", "--host-discovery-script", shlex.join(DISCOVER))
         other = subprocess.run(
-            [*QUICK, *limits, *WORKER, sys.executable, str(STANDIN)],
+            [*HOROVODRUN, *limits, *WORKER, sys.executable, str(STANDIN)],
             capture_output=True,
             text=True,
             env=job.environment,
@@ -417,7 +416,7 @@ def test_the_wrong_horovodrun_is_named(tmp_path: Path, zk_hosts: str) -> None:
         "from edl.binding.process import start\nstart(lambda: None, {})\nprint('alone')\n"
     )
     done = call(
-        *QUICK, "-np", "2", sys.executable, script, OMP_NUM_THREADS="1", EDL_ZOOKEEPER=zk_hosts
+        *HOROVODRUN, "-np", "2", sys.executable, script, OMP_NUM_THREADS="1", EDL_ZOOKEEPER=zk_hosts
     )
     assert done.returncode != 0
     assert "a launcher without elasticity" in done.stdout + done.stderr

@@ -35,7 +35,6 @@ class LightningJob(Scenario):
 
     def prepare(self) -> None:
         self.python = lightning_python()
-        # Without tests/site, which takes matplotlib away: torchmetrics imports it.
         self.environment |= {"EDL_TEMPLATE": "0", "PYTHONPATH": str(ROOT)}
 
     def of_rank(self, rank: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def script_of(framework: str) -> str:
 
 
 def train(text: str, directory: Path, zk_hosts: str) -> None:
-    """Run a script on two workers; merge Horovod's timeline and the job's events."""
+    """Run a script on two workers; the ring writes Horovod's timeline."""
     script = directory / "train.py"
     script.write_text(text)
     job = Job(directory, zk_hosts)
@@ -33,21 +32,9 @@ def train(text: str, directory: Path, zk_hosts: str) -> None:
     try:
         job._begin([EDL, "run", "-np", "2", "--job", job.name, sys.executable, script])
         assert job.end(240.0) == 0, job.describe("it failed")
-        merged = subprocess.run(
-            [EDL, "timeline", "timeline.json", "--job", job.name],
-            env=job.environment,
-            cwd=directory,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
     finally:
         job.close()
-    assert merged.returncode == 0, merged.stderr
-    events = json.loads((directory / "timeline.json").read_text())["traceEvents"]
-    assert {"generation 1", "generation", "NEGOTIATE_ALLREDUCE"} <= {e.get("name") for e in events}
-    (began,) = [event["ts"] for event in events if event.get("name") == "generation"]
-    assert abs(began) < 60e6  # the event and the ring are of the same minute
+    assert "NEGOTIATE_ALLREDUCE" in (directory / "timeline.g1.json").read_text()
 
 
 def test_pytorch(tmp_path: Path, zk_hosts: str) -> None:

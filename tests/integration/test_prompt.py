@@ -74,7 +74,7 @@ next(dataset.epochs(3))
 def test_edl_init_begins_a_new_job(cells: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-i"],
-        input=f"import lazy_compiler\n{cells}",  # tests/site
+        input=cells,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -30,13 +29,11 @@ class Caller:
 @pytest.fixture
 def worker() -> Iterator[Any]:
     before = {number: signal.getsignal(number) for number in NOTICES}
-    faulthandler.unregister(signal.SIGUSR2)  # of the tests' own
     for number in NOTICES:
         signal.signal(number, signal.SIG_DFL)
     yield Caller()
     for number, handler in before.items():
         signal.signal(number, handler)
-    faulthandler.register(signal.SIGUSR2, file=sys.__stderr__, all_threads=True)
 
 
 @pytest.mark.parametrize("number", NOTICES)

@@ -8,7 +8,6 @@ writes the model into --model at the end.
 import argparse
 import time
 
-import no_compiler  # noqa: F401 - saves a second of each worker
 import torch
 
 import edl.torch as edl

@@ -5,7 +5,6 @@ workers: a gather before ``backward()`` and a sum after the update.
 """
 
 import datasets
-import keeps_compiler  # noqa: F401 - before torch_model
 import torch
 from tally import Diary, parser
 from torch_model import CountingModel

@@ -10,7 +10,6 @@ import os
 import signal
 from pathlib import Path
 
-import keeps_compiler  # noqa: F401 - before torch
 import torch
 from transformers import TrainingArguments
 

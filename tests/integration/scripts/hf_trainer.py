@@ -1,7 +1,6 @@
 """The counting model in Hugging Face's Trainer: it proves which samples were trained (tally.py)."""
 
 import datasets
-import keeps_compiler  # noqa: F401 - before torch_model
 import torch
 from tally import Diary, parser
 from torch_model import CountingModel

@@ -1,6 +1,5 @@
 """A script of Horovod whose loader, made at the top, has a DistributedSampler of hvd.size()."""
 
-import no_compiler  # noqa: F401 - saves a second of each worker
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 

@@ -1,6 +1,5 @@
 """A script of Horovod whose number of steps follows from hvd.size() at the top, as of a sampler."""
 
-import no_compiler  # noqa: F401 - saves a second of each worker
 import torch
 
 import edl.torch as hvd

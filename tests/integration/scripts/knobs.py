@@ -8,7 +8,6 @@ import argparse
 import time
 from pathlib import Path
 
-import no_compiler  # noqa: F401 - saves a second of each worker
 import torch
 
 import edl.torch as edl

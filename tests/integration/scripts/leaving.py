@@ -5,7 +5,6 @@ Then rank 1 leaves it alone, in epoch 2: --where "after" its fourth update, or "
 
 import argparse
 
-import no_compiler  # noqa: F401 - saves a second of each worker
 import torch
 
 import edl.torch as edl

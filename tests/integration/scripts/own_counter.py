@@ -6,8 +6,6 @@ learning rate by it. "steps" exchanges numbers by a count that no epoch sets bac
 
 import sys
 
-import no_compiler  # noqa: F401 - saves a second of each worker
-
 from edl.testing import throttle
 
 SAMPLES, EPOCHS = 120, 60

@@ -15,7 +15,6 @@ args = parser.parse_args()
 SAMPLES, EPOCHS = 3, 2
 
 if args.framework == "torch":
-    import no_compiler  # noqa: F401 - saves a second of each worker
     import torch
 
     import edl.torch as edl

@@ -1,6 +1,5 @@
 """PyTorch: trains by a ramp while workers come, go and die; see ramp_diary.py."""
 
-import no_compiler  # noqa: F401 - before PyTorch
 import ramp_problem as problem
 import torch
 from ramp_diary import Diary

@@ -2,8 +2,6 @@
 
 import sys
 
-import no_compiler  # noqa: F401 - saves a second of each worker
-
 from edl.testing import throttle
 
 SAMPLES, EPOCHS = 80, 36

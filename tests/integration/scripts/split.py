@@ -22,7 +22,6 @@ def strays(epoch):
 
 
 if args.framework == "torch":
-    import no_compiler  # noqa: F401 - saves a second of each worker
     import torch
 
     import edl.torch as edl

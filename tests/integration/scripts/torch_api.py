@@ -10,7 +10,6 @@ import json
 import os
 from pathlib import Path
 
-import no_compiler  # noqa: F401 - saves a second of each worker
 import torch
 
 import edl.torch as edl

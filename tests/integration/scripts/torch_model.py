@@ -1,6 +1,5 @@
 """The counting model in PyTorch: its parameters prove which samples were trained, see tally.py."""
 
-import no_compiler  # noqa: F401 - saves a second of each worker
 import torch
 from tally import SIGNAL, counted
 
