@@ -18,6 +18,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+import rooms_svg
 import typer
 
 from edl.cli.main import app
@@ -57,9 +58,10 @@ EVERYWHERE = {"--zookeeper", "--secret-file", "--cluster", "--json", "--help"}
 
 
 def main() -> None:
-    """Rewrite the two schemas, and each page that has a generated table."""
+    """Rewrite the two schemas, the figure of the rooms, and each page that has a generated table."""
     SCHEMA.write_text(schema(), encoding="utf-8")
     OPENAPI.write_text(openapi(), encoding="utf-8")
+    rooms_svg.SVG.write_text(rooms_svg.drawing(), encoding="utf-8")
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         if (new := filled(text)) != text:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import rooms_svg
 import typer
 from tfrecords import framed
 
@@ -148,6 +149,10 @@ OPTIONS = {
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_generated_tables_are_what_the_code_says(page: Path) -> None:
     assert docs_tables.filled(TEXTS[page]) == TEXTS[page], "run `make docs`"
+
+
+def test_the_figure_of_the_rooms_is_what_the_code_says() -> None:
+    assert rooms_svg.SVG.read_text("utf-8") == rooms_svg.drawing(), "run `make docs`"
 
 
 def test_every_table_is_in_one_page() -> None:
