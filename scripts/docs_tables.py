@@ -58,7 +58,7 @@ EVERYWHERE = {"--zookeeper", "--secret-file", "--cluster", "--json", "--help"}
 
 
 def main() -> None:
-    """Rewrite the two schemas, the figure of the rooms, and each page that has a generated table."""
+    """Rewrite the schemas, the figure of the rooms, and each page with a generated table."""
     SCHEMA.write_text(schema(), encoding="utf-8")
     OPENAPI.write_text(openapi(), encoding="utf-8")
     rooms_svg.SVG.write_text(rooms_svg.drawing(), encoding="utf-8")
