@@ -25,7 +25,7 @@ HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"
     }}
   </style>
   <rect class="card" x="0.5" y="0.5" width="{right}" height="{bottom}" rx="8"/>
-  <text class="soft" x="{left}" y="24">imports point to the left; larger dots are more files</text>"""
+  <text class="soft" x="{left}" y="24">imports point to the left; larger: more files</text>"""
 
 
 def imports(files: dict[str, Path]) -> dict[str, set[str]]:
