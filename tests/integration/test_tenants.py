@@ -264,7 +264,7 @@ class TestWhatATenantMay:
                 ann.jobs.submit(manifest(max=2))
             with pytest.raises(UnknownJob):
                 ann.jobs.change_wanted("none", lambda before: before)
-        for call in (ann.look, ann.queues.records, ann.settings.get, ann.leader.controllers):
+        for call in (ann.observe, ann.queues.records, ann.settings.get, ann.leader.controllers):
             with pytest.raises(UsageError, match=r"ann may not .*; that needs the secret of"):
                 call()
         with pytest.raises(UsageError, match=r"may not drain hosts"):

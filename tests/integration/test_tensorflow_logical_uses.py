@@ -205,7 +205,7 @@ RIGHT_USES = {
     "the same eager numbers whenever the same seed is set": (
         (
             "from edl.tensorflow import training\n"
-            "edl.init(); edl.Dataset(data, 2); seed = training.current()._numbers._seed\n"
+            "edl.init(); edl.Dataset(data, 2); seed = training.current()._numbers._framework.seed\n"
             "def drawn(number):\n"
             " seed(number); a, b, c = (float(tf.random.uniform(())) for _ in range(3))\n"
             " d, e = float(keras.random.uniform(())), float(tf.random.uniform((), seed=3))\n"
