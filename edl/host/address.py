@@ -17,7 +17,6 @@ from edl.errors import UsageError
 
 
 def address_of(interface: str) -> str | None:
-    """Return the first IPv4 address of a network interface of this host."""
     return next(iter(_addresses().get(interface, ())), None)
 
 
@@ -34,7 +33,6 @@ def own_address(configured: str, interface: str, zookeeper: str) -> str:
 
 
 def _on(interface: str, given: str) -> str:
-    """Return an IPv4 address of this host on a network interface."""
     there = _addresses()
     own = there.get(interface, ())
     if not own:
@@ -51,7 +49,6 @@ def _on(interface: str, given: str) -> str:
 
 
 def _usable(address: str) -> str:
-    """Return `address`, an IPv4 address, if a socket can be bound to it on this host."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((address, 0))
@@ -63,7 +60,6 @@ def _usable(address: str) -> str:
 
 
 def _resolved(name: str) -> str:
-    """Return the first IPv4 address that `name`, a host name or an address, resolves to here."""
     try:
         # IPv4, for Horovod's rendezvous client knows nothing else.
         return str(socket.getaddrinfo(name, None, family=socket.AF_INET)[0][4][0])
@@ -91,7 +87,6 @@ def _towards(server: str) -> str | None:
 
 
 def _addresses() -> dict[str, tuple[str, ...]]:
-    """Return the IPv4 addresses of each network interface that has any, by the interface's name."""
     found = {
         name: tuple(str(one.address) for one in entries if one.family == socket.AF_INET)
         for name, entries in psutil.net_if_addrs().items()

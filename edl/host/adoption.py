@@ -40,7 +40,6 @@ def machine_name() -> str:
 
 
 def is_known_dead(machine: str, pid: int) -> bool:
-    """Return whether a process was on this machine (`machine_name`), and no process has its pid."""
     return machine == machine_name() and not psutil.pid_exists(pid)
 
 
@@ -66,11 +65,9 @@ class RunningWorker:
 
     @property
     def age_s(self) -> float:
-        """The time since the worker process was created, in seconds; 0 at least."""
         return max(0.0, time.time() - self.process.create_time())
 
     def as_process(self, now: float) -> Process:
-        """Return the record of this worker process for the agent that takes it over."""
         began = now - self.age_s
         return Process(self.slot, self.attempt_id, began, worker=self.worker, device=self.device)
 
@@ -144,7 +141,6 @@ def kill_helpers(worker: RunningWorker) -> None:
 
 
 def _is_worker(pid: int, record: Path) -> bool:
-    """Return whether process `pid` is the worker itself, and not a helper that it started."""
     try:
         recorded = record.read_text().strip()
     except OSError:
@@ -153,7 +149,6 @@ def _is_worker(pid: int, record: Path) -> bool:
 
 
 def has_died(former: Host) -> bool:
-    """Return whether an agent on this machine has certainly ended: no process has its pid."""
     return not psutil.pid_exists(former.pid)
 
 
@@ -192,6 +187,5 @@ def last_use_s(logs: Path) -> float:
 
 
 def mark_as_used(logs: Path) -> None:
-    """Let `last_use_s` return the present time on each host that shares a directory of logs."""
     with contextlib.suppress(OSError):
         os.utime(logs)

@@ -124,7 +124,6 @@ def written_down(logs: Path, pid: int) -> Iterator[None]:
 
 
 def submitters(state: Path, job: str | None) -> dict[str, int]:
-    """Return the pids of the agents of `edl run` on this host, by job."""
     found = {}
     for record in (state / "jobs").glob(f"{job or '*'}/logs/{_RECORD}"):
         if (pid := recorded_pid(record)) is not None:
@@ -144,8 +143,6 @@ ONE_SIGNAL_S = 0.5  # timeout(1) sends a signal to its command, and then to its 
 
 
 class Supervisor(ABC, Generic[State]):
-    """The base class of a launcher: it starts, watches and ends worker processes of one job."""
-
     def __init__(
         self,
         store: JobStore,
@@ -194,7 +191,6 @@ class Supervisor(ABC, Generic[State]):
 
     @property
     def first_signal(self) -> signal.Signals | None:
-        """The first signal of those that ask this process to end that it got; None: it got none."""
         return next(iter(self._signals), None)
 
     def on_change(self) -> None:
@@ -285,7 +281,6 @@ class Supervisor(ABC, Generic[State]):
                     self._store.members.remove(ended.worker, attempt_id)
 
     def _read(self, now: float) -> Snapshot | None:
-        """Return the records, read again if they may have changed; None without a connection."""
         session = self._store.session
         if not session.connected:
             return None
@@ -345,7 +340,6 @@ class Supervisor(ABC, Generic[State]):
             yield event
 
     def _end_without_job(self, why: str) -> int:
-        """Kill the workers of a job that was removed or replaced, and return 1, the exit code."""
         self._workers.kill_all(self._own.limits.killed_s)
         self._say(f"{why}; its workers on this host were ended")
         return 1
@@ -359,7 +353,6 @@ class Supervisor(ABC, Generic[State]):
         return self._end_without_zookeeper(now - self._away_since)
 
     def _end_without_zookeeper(self, away_s: float) -> int | None:
-        """Return the exit code if no worker is left and ZooKeeper is away for long, else None."""
         limit_s = self._own.limits.away_s
         if len(self._workers) == 0 and away_s >= limit_s:
             self._say(f"no worker is left and ZooKeeper is away for {limit_s:g} s; giving up")
@@ -413,7 +406,6 @@ class Supervisor(ABC, Generic[State]):
         self._workers.end(ending.attempt_id, ending.kill)
 
     def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
-        """Start no more workers in a slot, and record that as an event before the call returns."""
         process = self._own.process(given_up.attempt_id)
         self._own = self._own.having(replace(process, used_up=True))
         slot_disabled(self._store, self._own.host, given_up.slot, given_up.reason, snapshot)
@@ -467,7 +459,6 @@ class BorrowedSlots:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Return a context manager; while it is entered, SIGRTMIN takes back all borrowed slots."""
         with handled([signal.SIGRTMIN], self._on_signal):
             yield
 
@@ -492,7 +483,6 @@ class BorrowedSlots:
         return changed
 
     def record_returned(self, snapshot: Snapshot, state: SupervisorState) -> bool:
-        """Record each request to give back slots of this host that is now fulfilled."""
         members = {member.id for member in snapshot.members}
         # A process that is not registered still occupies its slot.
         hidden = sum(process.worker not in members for process in state.living)
@@ -528,7 +518,6 @@ class BorrowedSlots:
         return slots, within_s
 
     def _set(self, snapshot: Snapshot, slots: int, within_s: float, why: str) -> bool:
-        """Write into the job's records that the job borrows `slots` slots of this host."""
         host = self._host
 
         def change(desired: Placement) -> Placement:
@@ -587,7 +576,6 @@ class StopWithoutZooKeeper:
 
     @property
     def begun(self) -> bool:
-        """Whether `begin` has told at least one worker that the job ends."""
         return self._last is not None
 
     def begin(
@@ -613,12 +601,10 @@ class StopWithoutZooKeeper:
         )
 
     def is_late(self, now: float) -> bool:
-        """Return whether the workers have had more time to end than the job's limit for a stop."""
         assert self._last is not None
         return now - self._since >= self._limits.stop_limit_s(self._last.job)
 
     def is_done(self, now: float) -> bool:
-        """Return whether the agent can end, whose workers have ended."""
         assert self._last is not None
         others = self._last.present - {self._host}
         # If ZooKeeper comes back, this agent can write the end of the job for the others.
@@ -714,7 +700,6 @@ class Agent(Supervisor[AgentState]):
             yield
 
     def _await_former(self) -> None:
-        """Wait while ZooKeeper still lists an agent of this host's name that may have died."""
         began, limits = time.monotonic(), self._own.limits
         while not self._signals:
             try:
@@ -737,7 +722,6 @@ class Agent(Supervisor[AgentState]):
             self._wake.wait(limits.poll_s)
 
     def _take_over(self, orphans: Sequence[RunningWorker], now: float) -> None:
-        """Watch the workers that an earlier agent left running, and show what they log."""
         self._workers.watch(orphans)
         for one in orphans:
             log = self._workers.log_of(one.attempt_id)
@@ -757,7 +741,6 @@ class Agent(Supervisor[AgentState]):
             return self._make_way(error)
 
     def _make_way(self, error: UsageError) -> int | None:
-        """End this agent, whose place another one took, with its workers, while it was away."""
         try:
             current = current_run(self._store.session, self._store.paths)
             # The other agent is that of a later run: these workers are killed.
@@ -779,7 +762,6 @@ class Agent(Supervisor[AgentState]):
         return code
 
     def result(self, exit_code: int) -> AgentResult:
-        """Return how this agent has ended, once `run()` has returned."""
         job, run = self._store.name, self._store.nodes.run
         told = self._snapshot.status.step if self._snapshot is not None else 0
         step = max(told, self._newest_step)
@@ -839,7 +821,6 @@ class Agent(Supervisor[AgentState]):
             self._changed.set()
 
     def _note_devices(self, snapshot: Snapshot) -> None:
-        """Update this host's record, in memory, with the devices that the job may use and uses."""
         own, assigned = self._own, snapshot.assigned
         here = [member for member in foreign(snapshot, own) if member.host == own.host]
         busy = busy_devices(assigned, own.host, own.living, here)
@@ -849,7 +830,6 @@ class Agent(Supervisor[AgentState]):
             self._host = replace(self._host, devices=devices, busy=busy, failing=failing)
 
     def _look_at_template(self, snapshot: Snapshot) -> None:
-        """Start the template of the workers, or read its messages without a wait."""
         self._template.look()
         why = self._template.why_none
         if why and why != NOT_WANTED and not self._no_template_told:
@@ -872,7 +852,6 @@ class Agent(Supervisor[AgentState]):
         return process
 
     def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
-        """Lower the desired number of workers in the job's records, and disable a slot."""
         before, fewer = snapshot.desired.hosts, given_up.desired
         why = f"slot {given_up.slot} of host {self._host.name} is disabled"
         self._changed.set()
@@ -956,7 +935,6 @@ class Agent(Supervisor[AgentState]):
         return self._ends(AgentEnd.STOPPED, TOLD, exit_after(self._signals))
 
     def _handle_drain(self, snapshot: Snapshot) -> None:
-        """Let this host leave the job if `edl drain --host` requests it in `snapshot`."""
         here = next((host for host in snapshot.hosts if host.name == self._host.name), None)
         if here is None or not here.leaving or self._own.draining or snapshot.job.state.over:
             return
@@ -1010,13 +988,11 @@ class Agent(Supervisor[AgentState]):
         return self._store.set_desired(change, RequestedBy.LAUNCHER, why, terms).desired.hosts
 
     def _put_host(self) -> None:
-        """Write the record of this host into ZooKeeper; then workers may start on its devices."""
         host = self._host
         self._store.hosts.put(host, lambda other: has_died_here(other, host))
         self._written, self._own = host, replace(self._own, devices=host.devices)
 
     def _kill(self) -> int:
-        """Kill the workers of this host after a second signal; return 128 + the first signal."""
         self._workers.kill_all(self._own.limits.killed_s)
         self._say("the workers on this host were killed")
         name, code = self._host.name, exit_after(self._signals)
@@ -1077,5 +1053,4 @@ class Agent(Supervisor[AgentState]):
 
 
 def exit_after(signals: Iterable[signal.Signals]) -> int:
-    """Return the exit code of a command that ended because of `signals`: 130 after Ctrl-C."""
     return exit_status(-next(iter(signals)))

@@ -36,7 +36,6 @@ def check_command(command: Sequence[str], cwd: Path, search_path: str | None) ->
 
 
 def _check_program(path: Path, program: str) -> None:
-    """Raise a UsageError if the file `path` does not exist, is a directory or not executable."""
     if not path.exists():
         raise UsageError(f"the program {program} does not exist")
     if path.is_dir() or not os.access(path, os.X_OK):
@@ -45,7 +44,6 @@ def _check_program(path: Path, program: str) -> None:
 
 
 def is_own_interpreter(program: str) -> bool:
-    """Return whether `program` is this interpreter, of the same virtual environment."""
     mine, theirs = Path(sys.executable), Path(program).absolute()
     same_place = mine.parent.resolve() == theirs.parent.resolve()
     return same_place and mine.resolve() == theirs.resolve()

@@ -93,12 +93,10 @@ class AgentState(SupervisorState):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the agent is one of a run, and the workers of its host are on other hosts now."""
         return self.of_run and self.elsewhere_since is not None
 
     @property
     def why_elsewhere(self) -> str:
-        """Why the host has left the job, if `is_elsewhere`; else empty."""
         why = f"the job's workers of host {self.host} were placed on other hosts"
         return why if self.is_elsewhere else ""
 
@@ -118,7 +116,6 @@ def with_placement(state: AgentState, assigned: Assigned, now: float) -> AgentSt
 
 
 def decide_agent(snapshot: Snapshot, state: AgentState, now: float) -> SupervisorDecision:
-    """Return what an agent does next: starts and ends of processes, or the end of the job."""
     decision = decide_job_end(snapshot, state, now)
     decision = decision or decide_job_failure(snapshot, state, now)
     return with_terminating(decision or _keep(snapshot, state, now), snapshot, state, now)
@@ -173,7 +170,6 @@ def _keep(snapshot: Snapshot, state: AgentState, now: float) -> SupervisorDecisi
 
 
 def _has_left(snapshot: Snapshot, state: AgentState, now: float) -> bool:
-    """Return whether the host has left the job, so that its agent ends; arguments as of `_keep`."""
     if state.living:
         return False
     number = snapshot.assigned.hosts.get(state.host)

@@ -51,7 +51,6 @@ def entries(variable: str | None) -> tuple[str, ...] | None:
 def busy_devices(
     assigned: Assigned, host: str, processes: Iterable[Process], members: Iterable[Member]
 ) -> tuple[int, ...]:
-    """Return the numbers of the devices that living processes of a job use on one host, sorted."""
     # In a limited job, one without a device uses that with the number of its slot.
     limited = assigned.devices_on(host) is not None
     found: list[Process | Member] = [*processes, *members]
@@ -86,7 +85,6 @@ def with_devices(
 
 
 def why_wait(lacking: int, allowed: Collection[int], cuda: Sequence[str] | None) -> str:
-    """Return a clause that says why workers are not started for lack of a device."""
     has = f"the job has {counted(len(allowed), 'device')} here{in_brackets(sorted(allowed))}"
     if hidden := sorted(set(allowed) - set(_usable(allowed, cuda))):
         has += f", and {CUDA} of the agent has no entry {', '.join(map(str, hidden))}"
@@ -112,7 +110,6 @@ def visible_devices(
 
 
 def cuda_variable(devices: Iterable[int], cuda: Sequence[str] | None) -> dict[str, str]:
-    """Return the `CUDA_VISIBLE_DEVICES` of a worker, as a mapping from its name to its value."""
     # It hides all GPUs, and the worker inherits it.
     if cuda is not None and not cuda:
         return {}
@@ -120,7 +117,6 @@ def cuda_variable(devices: Iterable[int], cuda: Sequence[str] | None) -> dict[st
 
 
 def _device_for(before: Process | None, usable: Sequence[int], busy: Collection[int]) -> int | None:
-    """Return the number of the device for a new worker of a slot; None if it must wait for one."""
     # A slot keeps its device: shared while its last process runs, else if it is free.
     free = [device for device in usable if device not in busy]
     if before is not None and before.used_device in (usable if before.alive else free):
@@ -154,7 +150,6 @@ def worker_hosts(now: Snapshot, events: Iterable[Event]) -> dict[str, str]:
 
 
 def addresses(now: Snapshot) -> dict[str, str]:
-    """Return the address of each host that has an agent or a worker, by the name of the host."""
     of_workers = {member.host: member.address for member in now.members}
     return of_workers | {host.name: host.address for host in now.hosts}
 
@@ -182,14 +177,12 @@ def parse_hosts(words: Iterable[str]) -> dict[str, int]:
 
 
 def first_desired(discovered: Mapping[str, int], np: int) -> dict[str, int]:
-    """Return host -> workers at the start of a job under horovodrun, filled by name."""
     if np >= sum(discovered.values()):
         return dict(discovered)
     return {h: n for h, n in place_workers("", np, {}, as_hosts(discovered)).items() if n}
 
 
 def lines(desired: Mapping[str, int], local: Mapping[str, bool]) -> list[str]:
-    """Return the lines "host:workers" that the host discovery script prints."""
     used = {host: slots for host, slots in desired.items() if slots}
     if len(used) == 1 and all(local[host] for host in used):
         # Horovod looks for an interface that two hosts have in common, and waits for a second host
@@ -206,7 +199,6 @@ def lines(desired: Mapping[str, int], local: Mapping[str, bool]) -> list[str]:
 def offered_devices(
     slots: int | None, devices: str | None, cuda: Sequence[str] | None
 ) -> tuple[int, ...]:
-    """Return the numbers of the devices that a host offers, one for each slot."""
     if devices is not None:
         numbers = _numbers(devices)
         if cuda and max(numbers) >= len(cuda):
@@ -234,7 +226,6 @@ def offered_devices(
 
 
 def _numbers(devices: str) -> tuple[int, ...]:
-    """Return the whole numbers in `devices`, which are separated by commas, sorted."""
     words = [word.strip() for word in devices.split(",")]
     if not all(word.isascii() and word.isdigit() for word in words):
         raise UsageError(f"--devices is {devices!r}; give numbers, like 0,1,2,3")

@@ -77,7 +77,6 @@ class Headlines:
         return lines
 
     def rest(self, wanted: int) -> list[str]:
-        """Return the lines that still wait for events, with what is known; then none waits."""
         lines = [] if self._planned is None else [_line(self._planned)]
         self._planned = None
         if self._repair is not None or self._causes:
@@ -86,7 +85,6 @@ class Headlines:
         return lines
 
     def _take(self, event: Event, wanted: int) -> list[str]:
-        """Return the lines that `event` completes; none for an event that is not shown."""
         details = event.details
         if isinstance(details, EndedDetails) and event.kind is EventKind.WORKER_FAILED:
             return self._ended(event, details)
@@ -101,7 +99,6 @@ class Headlines:
         return [] if event.kind in NOT_SHOWN else [_line(event)]
 
     def _ended(self, event: Event, details: EndedDetails) -> list[str]:
-        """Keep how a worker has ended, for the line of the crash, which names the survivors."""
         if details.worker in self._told:
             return []
         cause = f"{_place(details, self._host)}{how(details.exit_code or 0)}"
@@ -114,7 +111,6 @@ class Headlines:
         return []
 
     def _generation(self, event: Event, details: GenerationDetails) -> list[str]:
-        """Keep the event of a new generation until that of its switch says how long it took."""
         if not details.members:
             return []  # the job ends, which the agent's last line says
         before, self._planned = self._planned, None
@@ -129,7 +125,6 @@ class Headlines:
         return [*lines, _line(event)]
 
     def _switched(self, event: Event, details: SwitchDetails, wanted: int) -> list[str]:
-        """Return the line about the generation whose ring was just built, with the time it took."""
         old = [parts for parts in details.workers.values() if parts.role == "old"]
         if self._repair is not None and self._repair.generation <= event.generation:
             return self._crash(wanted, max(map(without_step_s, old), default=None))
@@ -140,7 +135,6 @@ class Headlines:
         return [_line(planned) + _stood_still(details)]
 
     def _crash(self, wanted: int, seconds: float | None) -> list[str]:
-        """Return the lines about the last crash, and forget the crash."""
         repair, causes = self._repair, self._causes
         left = self._left or [*causes]
         parts = [", ".join(_causes({name: causes.get(name, "left the ring") for name in left}))]
@@ -170,7 +164,6 @@ def _line(event: Event) -> str:
 
 
 def _causes(causes: Mapping[str, str]) -> list[str]:
-    """Return texts such as "w0 and w1 were killed by SIGKILL", one for all workers of one cause."""
     alike: dict[str, list[str]] = {}
     for name, cause in causes.items():
         alike.setdefault(cause, []).append(name)
@@ -182,7 +175,6 @@ def _for(cause: str, count: int) -> str:
 
 
 def _stood_still(switch: SwitchDetails) -> str:
-    """Return the clause "; the others stood still for 0.18 s", or an empty text if none paused."""
     longest = longest_stall(switch)
     if longest is None or not longest.stall_s:
         return ""
@@ -194,7 +186,6 @@ def _seconds(seconds: float) -> str:
 
 
 def _names(names: Iterable[str]) -> str:
-    """Return the `names` of up to six workers in words: "w0, w1 and w2"; more as "7 workers"."""
     some = [*names]
     if len(some) > 6:
         return f"{counted(len(some), 'worker')}"

@@ -46,16 +46,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Display:
-    """The objects by which an agent shows its job to the user."""
-
     output: Output  # the agent enters it
     on_snapshot: Callable[[Snapshot], None] | None = None  # at each reading
 
 
 @dataclass(frozen=True)
 class Role:
-    """The part that a host takes in a job: it has created the job, or it has joined."""
-
     greeting: str  # shown once the host is registered
     requested_np: int = 0  # that the agent requests then
     joined: bool = False  # the first signal makes the host leave instead of ending the job
@@ -66,7 +62,6 @@ class Role:
 
 
 def this_host(settings: Config, slots: int, zookeeper: str) -> Host:
-    """Return a new record of this host, with which the caller registers it with a job."""
     address = own_address(settings.address, settings.network_interface, zookeeper)
     return Host(settings.host, slots, address, os.getpid(), machine=machine_name())
 
@@ -80,7 +75,6 @@ def submitter_agent(
     or_join: bool = False,
     replaced_events: str = "",
 ) -> Agent:
-    """Build the agent of the host that has just created a job; `run()` starts it."""
     _keep_events(replaced_events, config.state_dir(), job.name)
     greeting = f"job {job.name} starts with {workers(job.spec.np)}"
     role = Role(
@@ -101,7 +95,6 @@ def joining_agent(
     np: int | None,
     ends_job: bool = False,
 ) -> Agent:
-    """Build the agent of a host that joins a job that is not over; `run()` starts it."""
     record = store.snapshot().job
     if record.state.over:
         raise UsageError(f"job {record.name} {record.state.phrase}; nothing can join it")
@@ -137,7 +130,6 @@ def agent_of_run(
 
 
 def _host_of(record: Job, settings: Config, slots: int | None, zookeeper: str) -> Host:
-    """Return the record of this host, which is to join a job, after a check that it can."""
     if record.driver:
         raise UsageError(
             f"job {record.name} was started by horovodrun, which places its workers; let its "
@@ -157,7 +149,6 @@ def _offer(here: Host, record: Job) -> str:
 def worker_environment(
     job: Job, hosts: str, here: Host, secret: str, interface: str, run: str = ""
 ) -> dict[str, str]:
-    """Return the environment of all workers on a host: this process's variables, and edl's."""
     return {
         **({"NCCL_SOCKET_IFNAME": interface} if interface else {}),
         # So setproctitle writes no title over what /proc/PID/environ shows: by that the next agent,
@@ -179,7 +170,6 @@ def worker_environment(
 def _agent(
     store: JobStore, job: Job, here: Host, settings: Config, display: Display, role: Role
 ) -> Agent:
-    """Build an agent, store the job's secret on this host, and create the directory of the logs."""
     session = store.session
     assert session.access is not None
     secret = session.access.secret
@@ -236,7 +226,6 @@ def _beside(collector: JobGarbageCollector, metrics: JobMetrics) -> Iterator[int
 
 
 def _keep_events(events: str, state: Path, job: str) -> None:
-    """Write the events of an earlier job of the same name into `events.jsonl` beside its logs."""
     if not events:
         return
     try:
@@ -258,17 +247,14 @@ class LiveLine:
         self._snapshot: Snapshot | None = None
 
     def update(self, snapshot: Snapshot) -> None:
-        """Store `snapshot`, the newest copy of the job's records, which `render` shows."""
         self._snapshot = snapshot
 
     def render(self) -> Text:
-        """Return the status line, without a line break, for the records of the last `update`."""
         width = None if self._width is None else self._width()
         parts = job_line(self._job, self._snapshot, width)
         return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
 
 
 def agent_display(job: str, screen: Console, quiet: bool = False) -> Display:
-    """Return the display with which an agent shows a job on standard output."""
     line = LiveLine(job, lambda: screen.width)
     return Display(Output(screen, line.render, shows_workers=not quiet), line.update)

@@ -72,7 +72,6 @@ def decide_job_end(
 def decide_job_failure(
     snapshot: Snapshot, state: SupervisorState, now: float
 ) -> SupervisorDecision | None:
-    """Return the decision to record the end of a job that cannot go on; None if it can."""
     outcome = _cannot_begin(snapshot, state, now)
     # Too few hosts have come for the first ring in time, which is longer than `start_timeout_s`,
     # after which the leader starts with `min_np` or more.
@@ -84,7 +83,6 @@ def decide_job_failure(
 
 
 def result(job: Job, state: SupervisorState) -> int:
-    """Return the exit code of a launcher for `job`, which is over."""
     if job.state is JobState.FAILED:
         return job.exit_code
     # Each agent says whether the last step of a preempted job was saved.
@@ -100,13 +98,11 @@ def result(job: Job, state: SupervisorState) -> int:
 
 
 def failed_late(job: Job, state: SupervisorState) -> Process | None:
-    """Return the first-started process that failed after `job` had trained its last step."""
     late = (p for p in state.processes if p.failed_late(state.state_since, job.finished_in))
     return next(late, None) if job.state is JobState.FINISHED else None
 
 
 def _wind_down(snapshot: Snapshot, state: SupervisorState, now: float) -> SupervisorDecision:
-    """Return what a launcher does when the job is over: end its workers, then exit."""
     job, limits, living = snapshot.job, state.limits, state.living
     if not living:
         return SupervisorDecision(f"the job is over: {job.reason}", exit_code=result(job, state))
@@ -129,7 +125,6 @@ def _wind_down(snapshot: Snapshot, state: SupervisorState, now: float) -> Superv
 
 
 def _stop(snapshot: Snapshot, state: SupervisorState, now: float) -> SupervisorDecision:
-    """Return what a launcher does while the job is stopping: end workers, or record STOPPED."""
     living, limits = state.living, state.limits
     reason = snapshot.job.reason or "the job is asked to stop"
     if not living and not foreign(snapshot, state):
@@ -158,7 +153,6 @@ def _stop(snapshot: Snapshot, state: SupervisorState, now: float) -> SupervisorD
 
 
 def stopped_outcome(snapshot: Snapshot, reason: str) -> JobOutcome:
-    """Return the outcome of a stopping job whose workers have all ended, because of `reason`."""
     job = snapshot.job
     if not job.end_within_s:
         return JobOutcome(JobState.STOPPED, reason)
@@ -172,7 +166,6 @@ def _bound_is_over(job: Job, state: SupervisorState, now: float) -> bool:
 
 
 def _killed(living: Sequence[Process], job: Job) -> tuple[EndProcess, ...]:
-    """Return the orders to kill the processes `living`, because the bound of `job` is over."""
     why = f"the job is preempted, and its {job.end_within_s:g} s are over"
     return tuple(EndProcess(process.attempt_id, True, why) for process in living)
 
@@ -194,7 +187,6 @@ def _stuck(
 
 
 def _cannot_begin(snapshot: Snapshot, state: SupervisorState, now: float) -> JobOutcome | None:
-    """Return the outcome FAILED of a job that cannot get its first generation, else None."""
     processes = state.processes
     if snapshot.generation is not None or not processes:
         return None
@@ -292,7 +284,6 @@ def _nobody_left(snapshot: Snapshot, state: SupervisorState, now: float) -> JobO
 
 
 def ring_is_away(snapshot: Snapshot, state: SupervisorState, now: float) -> bool:
-    """Return whether no worker of the ring is in ZooKeeper, while some may still train."""
     # A worker that only lost its session opens another soon; till then none could send the state to
     # a new one.
     generation = snapshot.generation
@@ -327,7 +318,6 @@ def told_to_end(snapshot: Snapshot, state: SupervisorState) -> bool:
 def _why_unrecoverable(
     job: Job, state: SupervisorState, failed: Sequence[Process], now: float
 ) -> str | None:
-    """Return a clause why a job whose workers are all dead cannot go on; None if it can."""
     if all(map(_by_an_error, failed)):
         return ""  # the script's own errors would come again
     if job.saved_step < 0:

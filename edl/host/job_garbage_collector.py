@@ -65,7 +65,6 @@ class JobGarbageCollector:
         return sorted(stored(self._state, job_names(self._session)))
 
     def _remove(self) -> None:
-        """Remove the ended jobs that `retention` does not keep, through a new ZooKeeper session."""
         near = self._session
         with Session(near.hosts, near.session_timeout_s, near.connect_timeout_s) as session:
             names = [name for name in self._of_this_user() if name != self._own]

@@ -28,8 +28,6 @@ from edl.status import job_status
 
 
 class JobMetrics(AbstractContextManager[int]):
-    """The metrics of a job at a port of one agent, while its `with` block runs."""
-
     def __init__(
         self,
         address: str,
@@ -67,11 +65,9 @@ class JobMetrics(AbstractContextManager[int]):
             self._server.close()
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
-        """Serve `snapshot`, the job's newest records, from now on."""
         self._snapshot = snapshot
 
     def on_event(self, event: Event) -> None:
-        """Count `event`, the job's next event."""
         self._counts.add(event)
 
     def _samples(self) -> Iterable[Sample]:

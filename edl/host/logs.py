@@ -18,8 +18,6 @@ _MISSED = b"\nedl: what the worker has written here is gone: nobody read it in t
 
 
 class LogReader:
-    """A reader of the log at `path` that goes on in the new file when the worker begins one."""
-
     def __init__(self, path: Path, from_now: bool = False) -> None:
         self._path = path
         self._file = self._oldest() if not from_now else path.open("rb")
@@ -38,7 +36,6 @@ class LogReader:
         return _MISSED + found if missed else found
 
     def close(self) -> None:
-        """Close the file that is being read; `read` must not be called afterwards."""
         self._file.close()
 
     def _oldest(self) -> BinaryIO:
@@ -59,7 +56,6 @@ class LogReader:
 
 
 def former(path: Path) -> Path:
-    """Return the path to which a worker renames its log `path` when it begins a new one."""
     return path.with_name(path.name + FORMER_LOG)
 
 
@@ -77,7 +73,6 @@ def last_output(path: Path, most_bytes: int = TAIL_BYTES) -> str:
 
 
 def _end_of(path: Path, most_bytes: int) -> bytes:
-    """Return the last `most_bytes` bytes of a file; nothing if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))

@@ -66,15 +66,12 @@ class OutputStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # typeshed has it as a variable
-        """The encoding of the file. Characters that it does not have are written as "?"."""
         return self._encoding
 
     def isatty(self) -> bool:
-        """Return whether the file was a terminal when this object was made."""
         return self._is_terminal
 
     def fileno(self) -> int:
-        """Return the file descriptor."""
         if self._descriptor is None:
             raise io.UnsupportedOperation("fileno")
         return self._descriptor
@@ -100,7 +97,6 @@ class OutputStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Let a file without a descriptor show what it has; an error is ignored."""
         if self._descriptor is None and self._file is not None and not self._is_gone:
             try:
                 self._file.flush()
@@ -132,7 +128,6 @@ class OutputStream(io.TextIOBase):
 
 
 def _descriptor(file: IO[str] | None) -> int | None:
-    """Return the file descriptor of one of Python's own files; None if `file` has none."""
     # A notebook's file has the descriptor of its server's terminal: it is written as usual.
     if not isinstance(file, io.TextIOWrapper):
         return None
@@ -143,7 +138,6 @@ def _descriptor(file: IO[str] | None) -> int | None:
 
 
 def _wait_for_reader(descriptor: int) -> None:
-    """Wait until `descriptor` takes more bytes or its reader is gone, at most 1 s."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     poll.poll(_READABLE_S * 1000)
@@ -171,7 +165,6 @@ class LineBuffer:
         return [as_shown(line) for line in complete]
 
     def finish(self) -> list[str]:
-        """Return a list with the last line if it is not complete, and forget it."""
         rest, self._rest = self._rest, b""
         return [as_shown(rest)] if rest else []
 
@@ -181,7 +174,6 @@ class LineBuffer:
         return as_shown(self._rest) if b"\r" in self._rest.rstrip(b"\r") else ""
 
     def due_bar(self, period_s: float) -> list[str]:
-        """Return a list with the newest state of the progress bar, if it is due; else empty."""
         shown, at = self._bar_shown
         now, bar = time.monotonic(), self.bar
         if now - at < period_s or bar in ("", shown):
@@ -191,7 +183,6 @@ class LineBuffer:
 
 
 def as_shown(line: bytes) -> str:
-    """Return a line of a log as text, as a terminal would show it."""
     return line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]
 
 
@@ -227,7 +218,6 @@ class Backlog(Generic[T]):
             self._lines.append(line)
 
     def take(self) -> tuple[str, list[T]]:
-        """Remove and return all lines that wait, the oldest first."""
         with self._lock:
             dropped, lines = self._dropped, list(self._lines)
             self._dropped = 0
@@ -259,7 +249,6 @@ class Tee:
         self._thread = threading.Thread(target=self._copy, name="edl-stderr", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that copies `source` to `target`; to be called once."""
         self._thread.start()
 
     def finish(self) -> str:
@@ -327,7 +316,6 @@ class _Tail:
             yield self.buffer.finish()
 
     def close(self) -> None:
-        """Close the log file; `lines` must not be called afterwards."""
         self._reader.close()
 
 
@@ -390,12 +378,10 @@ class Output:
         self._console.file = self._file
 
     def follow(self, attempt_id: str, path: Path, slot: int, from_now: bool = False) -> None:
-        """Show the lines in the log of one start attempt of a worker, as the worker writes them."""
         with self._lock:
             self._tails[attempt_id] = _Tail(path, slot, from_now)
 
     def name(self, attempt_id: str, name: str) -> None:
-        """Show `[name]` in place of `[slot N]` before each further line of a worker."""
         with self._lock:
             if attempt_id in self._tails:
                 self._tails[attempt_id].prefix = f"[{name}]"
@@ -445,7 +431,6 @@ class Output:
             self._say(note.shorter if note.sentence in self._sentences else note.text)
 
     def _show_news(self, tail: _Tail, finish: bool) -> None:
-        """Show the lines that a worker has written since the last call, then its progress bar."""
         for lines in tail.lines(finish=finish):
             self._show(tail, lines)
         if not self._console.is_terminal:
@@ -456,7 +441,6 @@ class Output:
         self._wake.set()
 
     def _below(self) -> Text:
-        """Return the text that stands below all lines on a terminal."""
         assert self._render is not None
         bars = [
             Text.assemble((tail.prefix, _colour(tail)), " ", Text.from_ansi(bar))
@@ -506,7 +490,6 @@ class _Logging(logging.Handler):
         self._streams: list[logging.Handler] = []
 
     def take_over(self) -> None:
-        """Replace the stream handlers of the root logger by this handler."""
         root = logging.getLogger()
         self._streams = [one for one in root.handlers if type(one) is logging.StreamHandler]
         for one in self._streams:
@@ -516,14 +499,12 @@ class _Logging(logging.Handler):
             root.addHandler(self)
 
     def give_back(self) -> None:
-        """Remove this handler from the root logger, and restore those that it has replaced."""
         root = logging.getLogger()
         root.removeHandler(self)
         for one in self._streams:
             root.addHandler(one)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass one log record, formatted, to `put`, which shows it as a line of the agent."""
         try:
             self._put(self.format(record))
         except (TypeError, ValueError, KeyError):  # its arguments do not fit its text
@@ -531,7 +512,6 @@ class _Logging(logging.Handler):
 
 
 def _last_lines(path: Path) -> list[str]:
-    """Return the last lines of the log `path`, oldest first, as a terminal would show them."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LAST_BYTES))
@@ -545,7 +525,6 @@ def _colour(tail: _Tail) -> str:
 
 
 def wrapped(line: str, width: int, indent: int) -> str:
-    """Return `line` broken at words to `width` columns, with all lines but the first indented."""
     return textwrap.fill(
         line,
         max(width, indent + 20),
@@ -577,7 +556,6 @@ class LineOutput:
         self._changed = threading.Condition()  # its lock may be taken again by a signal's handler
 
     def start(self) -> None:
-        """Start the thread that writes."""
         threading.Thread(target=self._work, name="edl-lines", daemon=True).start()
         atexit.register(self.end)
 
@@ -594,7 +572,6 @@ class LineOutput:
         """Do nothing, for lines are not held back; a logging handler calls it."""
 
     def end(self) -> None:
-        """Wait until all lines are written, but at most 2 s."""
         with self._changed:
             self._changed.wait_for(self._is_done, _LINES_END_S)
 

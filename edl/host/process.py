@@ -69,7 +69,6 @@ _DEADLY = (
 
 
 def exit_status(code: int) -> int:
-    """Return the exit status, 0 to 255, that a shell shows for the exit `code` of a process."""
     if code == UNKNOWN_EXIT:
         return 1
     return 128 - code if code < 0 else code
@@ -82,7 +81,6 @@ def killed_in_wrapper(code: int) -> int:
 
 
 def how(code: int) -> str:
-    """Return an exit code in words, such as "was killed by SIGKILL" for -9."""
     if code == UNKNOWN_EXIT:
         return "ended (an earlier agent had started it, or others reaped it: how is not known)"
     if code < 0:
@@ -185,14 +183,12 @@ class AgentResult(Record):
 
 
 def end_of_job(job: Job) -> AgentEnd:
-    """Return the end of an agent whose job is over, as its state says."""
     if job.state is JobState.STOPPED and job.end_within_s:
         return AgentEnd.UNSAVED if job.exit_code == UNSAVED_EXIT else AgentEnd.HALTED
     return AgentEnd(job.state.value)
 
 
 def end_of_error(error: EdlError) -> AgentEnd:
-    """Return the end of an agent, or of another command, that the error `error` has ended."""
     # It is an UnknownJob, but the job exists; only its secret is not known here.
     if isinstance(error, AccessDenied):
         return AgentEnd.REFUSED
@@ -251,8 +247,6 @@ class Main(StrEnum):
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """A command line of Python, split into options, code and arguments by `parse_command`."""
-
     program: str  # the interpreter, as it is written
     options: tuple[str, ...]  # of the interpreter
     main: Main
@@ -261,7 +255,6 @@ class PythonCommand:
 
 
 def is_python(program: str) -> bool:
-    """Return whether the last part of the path `program` is "python" with or without a version."""
     return _PYTHON.fullmatch(program.rpartition("/")[2]) is not None
 
 
@@ -302,7 +295,6 @@ def parse_command(command: Sequence[str]) -> PythonCommand | None:
 
 
 def transparent(command: Sequence[str]) -> tuple[str, ...] | None:
-    """Return `command` with its script run through edl.transparent; None: no Python code."""
     python = parse_command(command)
     if python is None or python.main is Main.OTHER:
         return None
@@ -313,7 +305,6 @@ def transparent(command: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def python_script(command: Sequence[str]) -> str | None:
-    """Return the path of the script that a command line `python [options] script ...` runs."""
     python = parse_command(command)
     if python is not None and python.main is Main.MODULE and python.target == TRANSPARENT:
         python = parse_command((python.program, *python.arguments))
@@ -321,7 +312,6 @@ def python_script(command: Sequence[str]) -> str | None:
 
 
 def title(command: Sequence[str]) -> str:
-    """Return a short name: the file name of the command's Python script, else of its program."""
     path = python_script(command) or command[0]
     return next((part for part in reversed(path.split("/")) if part not in ("", ".")), "")
 
@@ -400,12 +390,10 @@ class Process:
 
     @property
     def used_device(self) -> int:
-        """The number of the device that the process uses: the given one, else that of the slot."""
         return self.slot if self.device is None else self.device
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
         return self.exit_code is None
 
     @property
@@ -423,7 +411,6 @@ class Process:
 
     @property
     def refused(self) -> bool:
-        """Whether the process ended because its registered worker can never join the job."""
         return self.exit_code == REFUSED_EXIT and self.worker is not None
 
     @property
@@ -467,7 +454,6 @@ class Process:
 
     @property
     def name(self) -> str:
-        """The name of the worker, such as "w3", or "slot 1" before the worker has registered."""
         return f"slot {self.slot}" if self.worker is None else f"w{self.worker}"
 
     @property
@@ -524,7 +510,6 @@ class Process:
 
 
 def unstarted(process: Process, command: Sequence[str], error: OSError) -> Process:
-    """Return `process` as one that the system could not start: a failure with code 126 or 127."""
     # The host lacks memory, processes or disk space: its slot is tried again, the others train on.
     line = f"cannot start {' '.join(command)}: {error.strerror or error}"
     code = NO_PROGRAM_EXIT if error.errno in _NO_PROGRAM else UNSTARTED_EXIT
@@ -541,7 +526,6 @@ class ScriptEnd:
 
     @classmethod
     def read(cls, name: str) -> ScriptEnd | None:
-        """Return the end that a process's `name` reports, such as "edl-ended:1" for exit code 1."""
         word, _, code = name.partition(":")
         stopped = word in STOPPED.values()
         said = (stopped or word in STOPPED) and code.isdigit()
@@ -549,7 +533,6 @@ class ScriptEnd:
 
 
 def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
-    """Return a copy of `process` with the end of its script, as the process has reported it."""
     ended = process.ended if process.ended is not None else now
     handled = process.handled if process.handled is not None or not said.handled else now
     stopped = process.stopped or said.stopped
@@ -559,7 +542,6 @@ def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
 def exited(
     process: Process, code: int, now: float, last_line: str, trained_s: float | None = None
 ) -> Process:
-    """Return a copy of `process` that has ended with the exit code `code`."""
     lingered = (
         process.ended is not None and process.ending_since is not None and not process._asked_before
     )
@@ -586,7 +568,6 @@ class _WorkerRecord:
 
     @classmethod
     def find(cls, process: Process, snapshot: Snapshot) -> _WorkerRecord:
-        """Return what the records in `snapshot` say about the worker that `process` runs."""
         member = next((m for m in snapshot.members if m.attempt_id == process.attempt_id), None)
         worker = process.worker if member is None else member.id
         newest = snapshot.generation
@@ -602,7 +583,6 @@ class _WorkerRecord:
 
     @property
     def is_past_preparing(self) -> bool:
-        """Whether the worker has a session in ZooKeeper, and is in stage `READY` or later."""
         return self.stage not in (None, Stage.PREPARING)
 
     @property
@@ -612,7 +592,6 @@ class _WorkerRecord:
 
 
 def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
-    """Return a copy of `process` with what the job's records in ZooKeeper say about its worker."""
     record = _WorkerRecord.find(process, snapshot)
     in_ring = record.generation > 0
     seated = process.seated or in_ring or record.has_entered
@@ -650,7 +629,6 @@ def _exit_code(process: Process, snapshot: Snapshot, leaving: bool) -> int | Non
 
 
 def _deserted(process: Process, worker: int | None, snapshot: Snapshot, leaving: bool) -> bool:
-    """Return whether a process has exited with code 0, by itself, although it was not to end."""
     # It left a ring, which the others have repaired since, or before it was ready for its first.
     generation = snapshot.generation
     if process.exit_code != 0 or leaving or process.ending_since is not None or worker is None:
@@ -684,19 +662,16 @@ def _leaves(
 
 
 def how_all(processes: Sequence[Process], several: bool) -> str:
-    """Return how `processes` ended, as a predicate with each different exit code named once."""
     codes = sorted({p.exit_code or 0 for p in processes})
     text = " or ".join(how(code) for code in codes)
     return text.replace("was killed", "were killed") if several else text
 
 
 def last_words(process: Process) -> str:
-    """Return a clause: "the last line of w3: LINE", or "w3 wrote nothing"."""
     if not process.termination_message:
         return f"{process.name} wrote nothing"
     return f"{LAST_WORDS.removeprefix('; ')}{process.name}: {process.termination_message}"
 
 
 def backoff_s(failures: int, longest_s: float = BACKOFF_MAX_S) -> float:
-    """Return for how long a slot waits before its next start: 1, 2, 4, ... up to a limit."""
     return 0.0 if failures < 1 else min(longest_s, 2.0 ** (min(failures, 10) - 1))

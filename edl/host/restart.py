@@ -58,7 +58,6 @@ def with_terminating(
 
 
 def is_terminating(process: Process) -> bool:
-    """Return whether `process` is about to end by itself, so that it needs no SIGTERM."""
     return process.ended is not None or process.exited_at is not None
 
 
@@ -78,7 +77,6 @@ def end_processes(
 def end_each(
     reasons: Mapping[Process, str], limits: SupervisorLimits, now: float
 ) -> tuple[EndProcess, ...]:
-    """Return the orders that end processes, each for its own reason."""
     return tuple(
         one
         for process, why in reasons.items()
@@ -113,7 +111,6 @@ def _ending_of(
 
 
 def why_killed(process: Process, limits: SupervisorLimits) -> str:
-    """Return a clause that says why `process`, whose script has ended, is killed."""
     said = f"its script has ended (with code {process.ended_code}), and"
     if process.handled is None:
         handlers = "the exit handlers (atexit) that other libraries have registered"
@@ -123,7 +120,6 @@ def why_killed(process: Process, limits: SupervisorLimits) -> str:
 
 
 def why_to_end(snapshot: Snapshot, state: SupervisorState, now: float) -> dict[Process, str]:
-    """Return the running processes that cannot stay in the job, with the reason for each."""
     limits, evicted = state.limits, snapshot.evicted
     reasons = {
         p: evicted[p.worker] for p in state.living if p.worker is not None and p.worker in evicted
@@ -141,7 +137,6 @@ def why_to_end(snapshot: Snapshot, state: SupervisorState, now: float) -> dict[P
 
 
 def suspended(snapshot: Snapshot, state: SupervisorState, now: float) -> tuple[Process, ...]:
-    """Return the processes of ring workers that are suspended for `suspended_s` or longer."""
     members = _members(snapshot)
     return tuple(
         p
@@ -188,7 +183,6 @@ def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, n
 
 
 def _overdue(snapshot: Snapshot, state: SupervisorState) -> tuple[EndProcess, ...]:
-    """Return the orders to kill workers in borrowed slots that are due to be given back."""
     ring = {member.id for member in snapshot.ring}
     return tuple(
         EndProcess(p.attempt_id, True, "its slot was to be given back by now")
@@ -209,7 +203,6 @@ def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, .
 
 
 def without_init(state: SupervisorState, now: float) -> tuple[str, ...]:
-    """Return a warning for each script that has run too long without calling `edl.init()`."""
     limit_s = state.limits.start_timeout_s
     return tuple(
         f"{state.script} in {p.name} runs for {limit_s:g} s and did not call edl.init()"
@@ -232,7 +225,6 @@ def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> b
 def starts(
     places: Sequence[tuple[int, Process | None]], state: SupervisorState, why: str, now: float
 ) -> tuple[Start, ...]:
-    """Return the orders that start a worker in each slot of `places` that need not wait."""
     found = []
     for slot, before in places:
         if before is None or before.used_up:
@@ -254,7 +246,6 @@ def disable_slot(
     desired: Placement | None,
     setting: str,
 ) -> SupervisorDecision:
-    """Disable the slot of `process`, or (no `desired`) fail a job that needs the slot."""
     job = snapshot.job
     slot = f"slot {process.slot} of host {state.host}"
     what = (

@@ -57,13 +57,11 @@ class SupervisorLimits:
 
     @property
     def hosts_limit_s(self) -> float:
-        """For how many seconds a job that has not begun waits for hosts before it has FAILED."""
         # Less than the 2 * `start_timeout_s` after which workers give up waiting for the first
         # ring, so that the job ends with the reason.
         return self.start_timeout_s + min(self.gather_s, self.start_timeout_s / 2)
 
     def stop_limit_s(self, job: Job) -> float:
-        """Return for how many seconds after `edl stop` the workers of `job` may go on."""
         if job.end_within_s:
             return job.end_within_s
         return self.stop_s + (job.spec.settings.save_timeout_s if job.checkpoint else 0.0)
@@ -71,8 +69,6 @@ class SupervisorLimits:
 
 @dataclass(frozen=True)
 class RingDeath:
-    """The death of all workers of a ring, as one launcher has seen it."""
-
     generation: int
     saved_step: int  # of the newest checkpoint then; -1: none
     at: float
@@ -105,15 +101,12 @@ class SupervisorState:
 
     @property
     def living(self) -> tuple[Process, ...]:
-        """The processes of the launcher that still run, in the order of their starts."""
         return tuple(p for p in self.processes if p.alive)
 
     def process(self, attempt_id: str) -> Process:
-        """Return the process whose start has the token `attempt_id`."""
         return next(p for p in self.processes if p.attempt_id == attempt_id)
 
     def having(self, process: Process) -> Self:
-        """Return a copy of this state with `process` in place of the one with its `attempt_id`."""
         newer = (process if p.attempt_id == process.attempt_id else p for p in self.processes)
         return replace(self, processes=tuple(newer))
 
@@ -123,8 +116,6 @@ State = TypeVar("State", bound=SupervisorState)
 
 @dataclass(frozen=True)
 class Start:
-    """An order to the launcher to start one worker process."""
-
     slot: int
     failures: int  # in a row in this slot before
     reason: str
@@ -143,8 +134,6 @@ class EndProcess:
 
 @dataclass(frozen=True)
 class DisableSlot:
-    """An order to the launcher to start no worker in a slot any more, after one ended there."""
-
     attempt_id: str  # of the process that has ended
     slot: int
     desired: Placement  # workers by host without the slot
@@ -153,8 +142,6 @@ class DisableSlot:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """The end of a job as a launcher has to record it."""
-
     state: JobState  # FINISHED, FAILED or STOPPED
     reason: str
     exit_code: int = 0  # of `edl run`
@@ -174,7 +161,6 @@ class SupervisorDecision:
 
 
 def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tuple[Process, ...]:
-    """Return copies of `processes`, updated with the records of their workers in ZooKeeper."""
     return tuple(seen(process, snapshot, now) for process in processes)
 
 

@@ -85,11 +85,9 @@ def best(lines: Iterable[str]) -> str:
 
 
 def is_of_horovod(line: str) -> bool:
-    """Return whether `line` is an error or a warning that Horovod's C++ code has logged."""
     # Many when a ring breaks: an agent shows none, as the job's events say the same.
     return _OF_HOROVOD.search(line) is not None
 
 
 def is_noise(text: str) -> bool:
-    """Return whether a line of output says nothing about why the process ended."""
     return _NOISE.search(text) is not None

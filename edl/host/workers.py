@@ -64,8 +64,6 @@ NO_VARIABLES: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class End:
-    """The way in which a worker process has ended."""
-
     # -N: killed by signal N; `UNKNOWN_EXIT`: an earlier agent started it, or others reaped it
     code: int
     # seconds from the end of its first step until its end was seen; None: it trained no step
@@ -167,13 +165,11 @@ class Workers:
                 raise OSError(error.errno, reason) from error
 
     def close(self) -> None:
-        """End the template process, and remove its list of imports. No worker is ended."""
         if self.template is not None:
             self.template.close()
             self.template.remove_imports()
 
     def orphans(self) -> tuple[RunningWorker, ...]:
-        """Find the workers that an earlier agent left, by slot, with the numbers that it knew."""
         numbers = {
             log.stem: int(name.removeprefix("w"))
             for name, log in named_logs(self._logs).items()
@@ -186,13 +182,11 @@ class Workers:
         )
 
     def take_over(self) -> tuple[RunningWorker, ...]:
-        """Watch the workers that an earlier agent of this job and host left, and return them."""
         orphans = self.orphans()
         self.watch(orphans)
         return orphans
 
     def watch(self, orphans: Iterable[RunningWorker]) -> None:
-        """Watch the workers `orphans`, which an earlier agent left, in addition from now on."""
         self._running |= {one.attempt_id: one for one in orphans}
 
     def release(self) -> None:
@@ -200,13 +194,11 @@ class Workers:
         self._running.clear()
 
     def keep_logs(self, now: float) -> None:
-        """Mark the directory of the logs as used, so that no launcher of another job removes it."""
         if now - self._marked >= MARK_EACH_S:
             self._marked = now
             mark_as_used(self._logs)
 
     def log_of(self, attempt_id: str) -> Path:
-        """Return the path of the log of a worker; the file need not exist."""
         return self._logs / f"{attempt_id}.log"
 
     def name(self, attempt_id: str, name: str) -> None:
@@ -219,7 +211,6 @@ class Workers:
             link.symlink_to(target)
 
     def stacks_of(self, attempt_id: str) -> Path:
-        """Return the path of the file into which a worker writes the stacks of its threads."""
         return self._logs / f"{attempt_id}.stacks"
 
     def _record_of(self, attempt_id: str) -> Path:
@@ -229,7 +220,6 @@ class Workers:
         return self._logs / f"{attempt_id}.trained"
 
     def pid_of(self, attempt_id: str) -> int | None:
-        """Return the pid of a worker; None if the worker is not watched (any more)."""
         process = self._running.get(attempt_id)
         return process.pid if process is not None else None
 
@@ -273,18 +263,15 @@ class Workers:
             self.template.disable("a worker that was forked from it failed before its first step")
 
     def ended_scripts(self) -> dict[str, ScriptEnd]:
-        """Return how scripts of watched workers have ended, while their processes run on."""
         ends = {attempt_id: script_end(one.pid) for attempt_id, one in self._running.items()}
         return {attempt_id: end for attempt_id, end in ends.items() if end is not None}
 
     def end(self, attempt_id: str, kill: bool) -> None:
-        """Send a signal to the whole process group of a worker: SIGKILL if `kill`, else SIGTERM."""
         process = self._running.get(attempt_id)
         if process is not None and (not isinstance(process, RunningWorker) or _lives(process)):
             signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
     def kill_all(self, timeout_s: float) -> None:
-        """Kill all watched workers with their process groups, and wait; their ends are dropped."""
         for attempt_id in self._running:
             self.end(attempt_id, kill=True)
         deadline = time.monotonic() + timeout_s
@@ -309,7 +296,6 @@ def log_directory(
 
 
 def earlier_runs(logs: Path) -> list[Path]:
-    """Return the directories with the logs of earlier runs of a job, the newest last."""
     return [run for _, run in sorted(_numbered(logs).items())]
 
 
@@ -319,7 +305,6 @@ def _numbered(logs: Path) -> dict[int, Path]:
 
 
 def _put_aside(logs: Path) -> None:
-    """Move the logs of the previous run, which may have crashed, into `runN`; drop the oldest."""
     if left := [path for kind in KINDS for path in logs.glob(kind)]:
         run = logs / f"run{max(_numbered(logs), default=0) + 1}"
         run.mkdir()
@@ -349,7 +334,6 @@ def _remove_if_empty(path: Path) -> None:
 
 
 def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
-    """Delete the logs of old jobs, whole, with those of their earlier runs."""
     logs = [path / "logs" for path in jobs.glob("*") if path.is_dir()]
     aged = sorted(((last_use_s(path), path) for path in logs), reverse=True)
     for used, path in aged[kept_jobs:]:
@@ -358,12 +342,10 @@ def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
 
 
 def has_ended(child: int) -> bool:
-    """Return whether a child has ended; it is not reaped, so its pid stays taken."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def exit_code(child: subprocess.Popen[bytes] | Child) -> int:
-    """Kill what is left of a child's process group, reap the child, return its exit code."""
     signal_group(child.pid, signal.SIGKILL)
     return child.wait()
 
@@ -378,12 +360,10 @@ def script_end(pid: int) -> ScriptEnd | None:
 
 
 def _lives(orphan: RunningWorker) -> bool:
-    """Return whether a worker taken over runs; after it, its pid may be another process's."""
     return orphan.poll() is None
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:
-    """Send a signal to all processes of a group; nothing happens if the group has ended."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
@@ -409,7 +389,6 @@ def die_with_parent() -> None:
 
 
 def behind_a_shell() -> None:
-    """Fork and return in the child, while the parent waits for the child as a shell would."""
     # horovodrun signals the children of the shell that starts us, then kills the shell. But Bash as
     # /bin/sh replaces itself by its last command: we would be killed in its place. So the parent
     # stands in: it passes signals on, and exits with our code.
@@ -432,7 +411,6 @@ def behind_a_shell() -> None:
 
 
 def is_unread(output: int) -> bool:
-    """Return whether the reading end of the pipe or socket `output` is closed."""
     look = select.poll()
     look.register(output, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in look.poll(0))
@@ -496,8 +474,6 @@ class UnresponsiveWorkers:
         )
 
     def look_for_suspended(self, state: State, snapshot: Snapshot, now: float) -> State:
-        """Note which workers are suspended and, if one is for too long, who waits for it."""
-
         def since(process: Process) -> float | None:
             if not process.alive or not self._is_suspended(process):
                 return None
@@ -510,7 +486,6 @@ class UnresponsiveWorkers:
         return replace(state, waiting=waiting)
 
     def _is_suspended(self, process: Process) -> bool:
-        """Return whether the kernel reports `process` as stopped by a signal."""
         pid = self._workers.pid_of(process.attempt_id)
         if pid is None:
             return False
@@ -542,7 +517,6 @@ class UnresponsiveWorkers:
 
 
 def _native(pid: int) -> list[str]:
-    """Return one line for each thread of process `pid`: what the thread waits for in the kernel."""
     lines = []
     for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
         values = []

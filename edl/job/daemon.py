@@ -59,8 +59,6 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerEndpoints:
-    """The open routes of a worker's port; the server's thread calls them, and they never wait."""
-
     def __init__(
         self,
         config: Config,
@@ -83,7 +81,6 @@ class WorkerEndpoints:
         server.add_route(METRICS_PATH, MetricsHandler(self._metrics))
 
     def health(self) -> Mapping[str, Any]:
-        """Return the JSON object for `GET /health`."""
         member = self._pending_writes.member
         return {
             "worker": member.name if member else None,
@@ -136,8 +133,6 @@ class WorkerEndpoints:
 
 
 class PolicyInZooKeeper:
-    """A `PolicySide` for the training thread, whose proposals the daemon thread writes."""
-
     def __init__(
         self, nodes: PolicyNodes, away: Callable[[], bool], wake: Callable[[], None]
     ) -> None:
@@ -265,7 +260,6 @@ def _may_come_back(store: JobStore, error: CoordinationError | UnknownJob) -> bo
 
 
 def offer_stacks(path: str, number: int) -> None:
-    """Make the signal `number` append the stacks of all threads to the file at `path`."""
     if not path or not number or signal.getsignal(number) is not signal.SIG_DFL:
         return
     try:
@@ -277,8 +271,6 @@ def offer_stacks(path: str, number: int) -> None:
 
 
 class Outage:
-    """The measurement of the time in which one daemon cannot reach ZooKeeper."""
-
     def __init__(self) -> None:
         self._since: float | None = None
         self.from_step = -1  # the newest step when the last outage began; -1: there was none
@@ -290,7 +282,6 @@ class Outage:
             logger.warning("coordination is interrupted, training goes on: %s", error)
 
     def end(self) -> tuple[float, str]:
-        """End the outage, if one lasts; return its seconds and a sentence."""
         if self._since is None:
             return 0.0, ""
         away_s = time.monotonic() - self._since
@@ -304,8 +295,6 @@ AWAY_S = 1.0  # ZooKeeper's absence that is told of; less is a change of its lea
 
 @dataclass(frozen=True)
 class DaemonLimits:
-    """How often a daemon reads ZooKeeper, and how long it waits, in seconds."""
-
     period_s: float = 0.5  # between two looks although no watch has fired
     breaking_period_s: float = 0.05  # the same while the ring is broken
     gather_s: float = 0.005  # news comes in bursts: one look for all of it
@@ -379,7 +368,6 @@ class Daemon:
         self.leave_requested = False  # set by a signal handler, which must take no lock
 
     def start(self) -> tuple[Member, Generation | None]:
-        """Connect, register this worker (stage PREPARING, a new id), and start the threads."""
         config = self._config
         self._watch.start()
         self._session.start()
@@ -411,7 +399,6 @@ class Daemon:
         return member, generation
 
     def close(self) -> None:
-        """Remove this worker's nodes (in at most 10 s), end session and threads. Idempotent."""
         with self._lock:
             if self._stopping:
                 return
@@ -443,7 +430,6 @@ class Daemon:
         return ScriptOfJob()
 
     def campaign(self) -> None:
-        """Make this worker a candidate, which may lead."""
         member = self._pending_writes.member
         if member is not None:
             self._candidate.campaign(lambda: job_election(self._store.nodes, member.id))
@@ -468,7 +454,6 @@ class Daemon:
 
     @property
     def run(self) -> str:
-        """The text that identifies the start of the job that this worker belongs to."""
         return self._store.nodes.run
 
     def put_saved(self, directory: str, step: int) -> None:
@@ -476,7 +461,6 @@ class Daemon:
         self._wake.set()
 
     def last_step(self) -> int:
-        """Read from ZooKeeper the last step that a leader has written; there may be later ones."""
         return self._store.status().step
 
     def exchange_before_training(self, number: int, payload: bytes) -> list[bytes] | None:
@@ -499,12 +483,10 @@ class Daemon:
 
     @property
     def away(self) -> bool:
-        """Whether the session with ZooKeeper is not connected now: no news of the job comes."""
         return not self._session.connected
 
     @property
     def wake(self) -> threading.Event:
-        """The event that any thread sets to make the daemon thread read and write ZooKeeper now."""
         return self._wake
 
     # --- the thread ---
@@ -570,7 +552,6 @@ class Daemon:
         return False
 
     def _remove_nodes(self) -> None:
-        """Write this worker's last reports and remove its nodes; if that fails, only log it."""
         try:
             self._pending_writes.write(as_member=not self._resigned)
             self._candidate.resign()
@@ -584,7 +565,6 @@ class Daemon:
         self._shared.log(Event(time.time(), *at, reason, details))
 
     def _conclude_stop(self) -> None:
-        """Set a job that is being stopped to STOPPED, if it has no agent and no worker any more."""
         snapshot = self._store.snapshot()
         if snapshot.job.state is JobState.STOPPING and not snapshot.hosts and not snapshot.members:
             end = stopped_outcome(snapshot, snapshot.job.reason)
@@ -639,7 +619,6 @@ class Daemon:
         self._server.close()
 
     def _announce(self, generation: Generation) -> None:
-        """Hand a new generation to the training thread, the rendezvous server and `/end`."""
         self._newest = self._endpoints.newest_generation = generation.number
         # Workers that still wait in an older rendezvous wait in vain: this fails them now.
         self._server.announce(generation.scope)

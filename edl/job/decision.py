@@ -50,20 +50,16 @@ class DesiredChange:
 
     @property
     def moves(self) -> bool:
-        """Whether the number of any host changes, and not only a request or the devices."""
         return dict(self.desired.hosts) != dict(self.before.hosts)
 
     def starts_from(self, desired: Desired, assigned: Assigned) -> bool:
-        """Return whether the records that the change would overwrite are still as it found them."""
         return desired == self.before and self.assigned_before in (None, assigned)
 
     def at(self, at_s: float) -> DesiredChange:
-        """Return a copy of this change with the time `at_s`, in seconds since 1970."""
         return replace(self, desired=replace(self.desired, at_s=at_s))
 
     @property
     def details(self) -> DesiredDetails:
-        """The details of the event that logs the change: who asked, and the numbers by host."""
         before, after = dict(self.before.hosts), dict(self.desired.hosts)
         return DesiredDetails(str(self.desired.by), before, after)
 
@@ -107,8 +103,6 @@ def set_desired(
 
 @dataclass(frozen=True)
 class Limits:
-    """The time limits of the leader's decisions about members, in seconds."""
-
     start_s: float  # the first ring of a job waits for all `np` workers; then `min_np` are enough
     prepare_s: float  # from a newcomer's registration until it is ready
     # Ready newcomers wait so long for others that are preparing, and a new leader for agents of
@@ -122,8 +116,6 @@ class Limits:
 
 @dataclass(frozen=True)
 class MembershipDecision:
-    """A decision of the leader about the members of a job, carried out in one transaction."""
-
     reason: str  # always set, also if there is nothing to do
     generation: Generation | None = None  # the next generation; None: the newest one stays
     change: DesiredChange | None = None

@@ -64,8 +64,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProgressReport:
-    """The progress of the job, as one worker reports it."""
-
     worker: int
     progress: WorkerProgress  # `updated_at` by the leader's clock; generation 0: in no ring yet
 
@@ -124,7 +122,6 @@ class FailureDetector:
     def dead(
         self, snapshot: Snapshot, generation_s: float
     ) -> tuple[dict[int, str], frozenset[int]]:
-        """Ask the suspected workers; return the proofs of death by id, and who gave no answer."""
         idle = self._idle()
         now = self._clock()
         heard_s = {worker: now - at for worker, at in self._answered.items()}
@@ -230,8 +227,6 @@ EVICTED_KEPT = 20  # evictions of exited workers: agents read there why a proces
 
 
 class LeaderTerm:
-    """The work of a leader during one term; only the daemon thread uses it."""
-
     def __init__(
         self,
         config: Config,
@@ -358,7 +353,6 @@ class LeaderTerm:
         return dict(stall.evict)
 
     def _check_pause(self, snapshot: Snapshot) -> str:
-        """Return why the job pauses, if it has too few workers; log that once in a generation."""
         generation, paused = snapshot.generation, snapshot.paused
         if paused and generation is not None and generation.number != self._paused:
             self._paused = generation.number
@@ -418,7 +412,6 @@ class LeaderTerm:
         return Event(time.time(), number, progress.step, reason, details)
 
     def _put_status(self, snapshot: Snapshot) -> None:
-        """Write the summary of the training to ZooKeeper, if it is due."""
         now, period_s = self._clock(), self._config.job_settings.status_period_s
         report = self._detector.newest_report
         worker, progress = report.worker, report.progress
@@ -499,7 +492,6 @@ class Candidate:
         self._term: LeaderTerm | None = None
 
     def campaign(self, make: Callable[[], Election]) -> None:
-        """Become a candidate in the next `turn`, unless this worker is one."""
         with self._lock:
             if self._election is None:
                 self._election = make()
@@ -509,7 +501,6 @@ class Candidate:
         self._term = None
 
     def resign(self) -> None:
-        """Stop being a candidate and leading, and remove this worker's candidate node."""
         with self._lock:
             election, self._election, self._term = self._election, None, None
         if election is not None:

@@ -33,8 +33,6 @@ from edl.records import Generation, Reclaim, RingMember, Stage
 
 @dataclass(frozen=True)
 class LivenessLimits:
-    """The times after which silence, or a ring that completes no step, is a sign of a death."""
-
     switch_s: float = 0.5  # a switch in which no worker has failed takes less than this
     # The ring stands still when no step has completed for both of these.
     frozen_s: float = 1.0
@@ -58,16 +56,12 @@ class Liveness(StrEnum):
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The result of one HTTP request to a worker's port."""
-
     liveness: Liveness
     name: str | None = None  # who answered ("w3"), perhaps another one than was asked
 
 
 @dataclass(frozen=True)
 class RingIdle:
-    """How long a ring has completed no step, as far as the leader knows."""
-
     quiet_s: float  # since the last complete step that the leader knows of
     usual_s: float  # the median time of a step; 0 before the first step
     observed: str = ""  # a clause about what the leader saw, for the end of a proof's sentence
@@ -78,7 +72,6 @@ class RingIdle:
 
     @property
     def stands(self) -> bool:
-        """Whether no step has completed for much longer than a step takes."""
         least_s = self.limits.frozen_s if self.least_s is None else self.least_s
         return self.quiet_s > max(least_s, self.limits.frozen_steps * self.usual_s)
 
@@ -90,7 +83,6 @@ def workers_to_probe(
     idle: RingIdle,
     heard_s: Mapping[int, float] = MappingProxyType({}),  # since a worker's last answer, if any
 ) -> dict[int, tuple[str, int]]:
-    """Return the address and port of each worker that the leader asks whether it lives."""
     new, members = snapshot.generation, {member.id: member for member in snapshot.members}
     ready = [member for member in snapshot.members if member.stage is Stage.READY]
     lately_s = idle.limits.newcomer_s * len(ready)
@@ -122,7 +114,6 @@ def workers_to_probe(
 def proof(
     worker: int, place: str, answer: ProbeResult, snapshot: Snapshot, idle: RingIdle
 ) -> str | None:
-    """Return a sentence that says what proves that a worker is dead; None if nothing does."""
     if (reason := gone(worker, place, answer)) is not None:
         return reason
     # One that answers is alive, and one with a session may be.
@@ -153,7 +144,6 @@ def proof(
 
 
 def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
-    """Return what proves that a worker's process has ended; None: nothing does."""
     if answer.liveness is Liveness.REFUSED:
         return f"{GONE}: {place} refuses connections"
     if answer.name not in (None, f"w{worker}"):
@@ -162,7 +152,6 @@ def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
 
 
 def ring_members(generation: Generation | None) -> dict[int, RingMember]:
-    """Return the members of a generation and of the ring before it, whose entries win, by id."""
     return {m.id: m for m in (*generation.members, *generation.previous)} if generation else {}
 
 
@@ -177,8 +166,6 @@ AWAY_S = 10.0  # if a snapshot comes later, the leader could not read: the rest 
 
 @dataclass(frozen=True)
 class Ages:
-    """How long the leader has seen the facts by which it decides, by its own clock."""
-
     # All ages begin at 0 with a new leader. Time in which it cannot read ZooKeeper does not count,
     # for the workers may not be able to write then, either. So a limit may take longer, never less.
 
@@ -193,8 +180,6 @@ class Ages:
 
 
 class AgeTracker:
-    """The ages in one leader's term, from the snapshots that it reads."""
-
     def __init__(self, now_s: float) -> None:
         self._since = now_s
         self._observed_s = now_s
@@ -206,7 +191,6 @@ class AgeTracker:
         self._reclaims = ReclaimTracker()
 
     def observe(self, snapshot: Snapshot, now_s: float) -> Ages:
-        """Return the ages of the facts in a new snapshot, which was read at `now_s`."""
         reclaims_s = self._reclaims.observe(snapshot.desired, now_s)
         self._away_s += max(0.0, now_s - self._observed_s - AWAY_S)
         self._observed_s = now_s

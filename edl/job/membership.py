@@ -103,7 +103,6 @@ def _decide_ring(  # noqa: C901 - one decision, its guards in order
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision about the ring, by the first guard that applies."""
     job, current, ring = snapshot.job, snapshot.generation, snapshot.ring
     # The members of a job that has ended leave by themselves.
     if job.state.over or (current is not None and not current.members):
@@ -252,7 +251,6 @@ def _next(
 
 
 def _end(current: Generation | None, reason: str) -> MembershipDecision:
-    """Return the decision to end the job: all workers leave after the same step."""
     return _next(current, reason, (), -1, left=current.worker_ids if current is not None else ())
 
 
@@ -272,7 +270,6 @@ def _start(
     limits: Limits,
     hosts_before: Sequence[str] = (),  # of a ring that has died, in the order of its ranks
 ) -> MembershipDecision:
-    """Return the decision to start a ring with the ready workers, or to wait for more of them."""
     ready = [m for m in healthy.values() if m.stage is Stage.READY]
     count, sizes = len(ready), snapshot.job.sizes
     size = sizes.below(count) if sizes.enough(count) else None
@@ -302,7 +299,6 @@ def _start_again(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision to start a job again whose ring has died to the last worker, or wait."""
     job, assigned, agents = snapshot.job, snapshot.assigned, {host.name for host in snapshot.hosts}
     hostless = [host for host, n in assigned.hosts.items() if n and host not in agents]
     startable = sum(n for host, n in assigned.hosts.items() if host in agents)
@@ -339,7 +335,6 @@ def _repair(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision that repairs a broken ring, or one to wait for reports of its members."""
     broken = f"generation {current.number} is broken"
     unreported = [
         m.id for m in ring if m.id in training and not reports_broken(training[m.id], current)
@@ -397,7 +392,6 @@ def _has_state(member: Member, current: Generation) -> bool:
 def _without_newcomers(
     snapshot: Snapshot, current: Generation, healthy: Mapping[int, Member], lost: Sequence[int]
 ) -> MembershipDecision:
-    """Return the decision that replaces a planned generation by one without its lost newcomers."""
     joined = [worker for worker in current.joined if worker not in lost]
     old = [member.id for member in current.members if member.id not in current.joined]
     # Leavers stay in the places of lost newcomers, so that the ring is as large as is wanted. Those
@@ -436,7 +430,6 @@ def _change(  # noqa: C901 - one decision, its guards in order
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision with the next generation of a ring that trains, or why there is none."""
     active, sizes, assigned = current.members, snapshot.job.sizes, snapshot.assigned
     # A crash may have left a size that is not allowed, and nobody who can start the others.
     snapshot = with_allowed_size(snapshot, active, ages, limits)

@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 
 class EventLog:
-    """The writer of the events in a worker's shared state; only the daemon thread calls it."""
-
     def __init__(self, events: EventNodes, shared: SharedState) -> None:
         self._events = events
         self._shared = shared
@@ -94,7 +92,6 @@ class OwnLog:
         self._failure: str | None = None  # of an outage that nobody has asked for
 
     def guard(self) -> None:
-        """Replace `sys.stdout` and `sys.stderr` by streams that no error of the disk stops."""
         for name, descriptor in _STREAMS.items():
             stream = getattr(sys, name)
             if isinstance(stream, io.TextIOWrapper) and self._is_own(descriptor):
@@ -169,14 +166,11 @@ class OwnLog:
 
 
 class _Lossy(io.FileIO):
-    """A raw stream to a file that leaves out what the disk does not take."""
-
     def __init__(self, descriptor: int, log: OwnLog) -> None:
         super().__init__(descriptor, "wb", closefd=False)
         self._log = log
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write `data` as far as the disk takes it, and return the length of all of it."""
         left = memoryview(data).cast("B")
         length = len(left)
         try:
@@ -205,8 +199,6 @@ class _Lossy(io.FileIO):
 
 
 class JobEndEndpoint:
-    """The HTTP path `/end` of a worker, at which it is told that its job ends."""
-
     # The server's thread calls `announce`, with a generation without members, which means the end.
     def __init__(self, key: str, announce: Callable[[Generation], None]) -> None:
         self._key = key
@@ -216,7 +208,6 @@ class JobEndEndpoint:
         self._told = False
 
     def add_to(self, server: DaemonServer) -> None:
-        """Let `server` answer the path `/end`, for signed requests only."""
         server.add_route(END_PATH, self._answer, changes=True)
 
     def generation_is(self, generation: Generation) -> None:
@@ -263,7 +254,6 @@ class PendingWrites:
         return self._member
 
     def register(self, member: Member) -> None:
-        """Write the member node of this worker for the first time, at once."""
         self._member = member
         self._store.members.put(member)
 
@@ -315,7 +305,6 @@ class PendingWrites:
             self._written.notify_all()
 
     def remove_member(self) -> None:
-        """Remove the member node of this worker and its candidate nodes."""
         if self._member is not None:
             self._store.members.remove(self._member.id, self._member.attempt_id)
 
@@ -337,7 +326,6 @@ class PendingWrites:
             self._shared.on_event(event)
 
     def _is_left_out(self) -> bool:
-        """Read from ZooKeeper whether the job goes on without this worker."""
         _, generation, evicted, *_ = self._store.watch_generation(None)
         own = self._member
         assert own is not None  # it has trained

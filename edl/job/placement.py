@@ -24,7 +24,6 @@ Placement = Mapping[str, int]  # workers by host
 
 
 def whole(number: SupportsIndex, least: int | None = None) -> int:
-    """Return a number of workers from a user's program as an int; NumPy's integers are accepted."""
     # Not a float: a desired number of 2.0 would end all agents that read it.
     try:
         count = operator.index(number)
@@ -38,7 +37,6 @@ def whole(number: SupportsIndex, least: int | None = None) -> int:
 def place_workers(
     job: str, np: int, desired: Placement, hosts: Sequence[Host], by_slot: bool = False
 ) -> dict[str, int]:
-    """Return the placement (workers by host) of `np` workers that differs least from `desired`."""
     slots = {host.name: host.slots for host in hosts}
     new = {name: max(0, wanted) for name, wanted in sorted(desired.items())}
     lacking = np - sum(new.values())
@@ -60,7 +58,6 @@ def place_workers(
 def move(
     snapshot: Snapshot, np: int | None, source: str, target: str, desired: Placement
 ) -> dict[str, int]:
-    """Return the desired workers by host after `np` workers (None: all) were moved to another."""
     job, by_slot = snapshot.job.name, snapshot.assigned.by_slot
     there, here = desired.get(target, 0), desired.get(source, 0)
     np = here if np is None else np
@@ -93,7 +90,6 @@ def move(
 
 
 def to_add(job: str, by_slot: bool, host: str = "") -> str:
-    """Return advice on how to let a job use one more host, as a clause of an error message."""
     if by_slot:
         return f"let edl-discover offer {host or 'another host'} to horovodrun"
     named = f" --host {host}" if host else ""
@@ -114,7 +110,6 @@ def return_absent(desired: Placement, host: str, here: Mapping[str, int]) -> dic
 
 
 def without_host(snapshot: Snapshot, host: str, desired: Placement) -> dict[str, int]:
-    """Return the desired workers by host after `host` has left the job."""
     job, before = snapshot.job, snapshot.desired.hosts
     here = Counter(
         member.host for member in (snapshot.generation.members if snapshot.generation else ())
@@ -141,7 +136,6 @@ def without_host(snapshot: Snapshot, host: str, desired: Placement) -> dict[str,
 def without_slot(
     snapshot: Snapshot, host: str, given_up: Collection[int], elsewhere: bool = True
 ) -> dict[str, int] | None:
-    """Return the desired workers by host after a slot of `host` was disabled; None: too few."""
     # `given_up` are all disabled slots of `host`. If a worker would fail `elsewhere`, too, none is
     # added in a free slot.
     job, desired = snapshot.job, snapshot.desired.hosts
@@ -169,7 +163,6 @@ def _settled(
 
 
 def _too_few(job: str, np: int, desired: Placement, slots: Mapping[str, int], by_slot: bool) -> str:
-    """Return the error message for a job that wants more workers than its hosts have slots."""
     parts = [f"{name}: {count}" for name, count in sorted(slots.items())]
     gone = sorted(set(desired) - set(slots))
     missing = "no longer discovered" if by_slot else "without an agent"
@@ -190,8 +183,6 @@ def _too_few(job: str, np: int, desired: Placement, slots: Mapping[str, int], by
 
 @dataclass(frozen=True)
 class WorkerTopology:
-    """A worker's place in a ring: Horovod's six numbers, and the index of its host."""
-
     rank: int
     size: int
     local_rank: int  # among the workers of its host
@@ -202,7 +193,6 @@ class WorkerTopology:
 
 
 def topology_of(members: Sequence[RingMember], rank: int) -> WorkerTopology:
-    """Return the place of one worker in a ring, in Horovod's terms."""
     hosts = list(dict.fromkeys(member.host for member in members))
     by_host = {
         host: [r for r, member in enumerate(members) if member.host == host] for host in hosts
@@ -237,7 +227,6 @@ NO_DEVICES: DeviceSets = {}
 
 
 def device_sets(devices: Mapping[str, Sequence[SupportsIndex]] | None) -> DeviceSets:
-    """Return the devices that a user's program gives for each host, checked and sorted."""
     if devices is None:
         return NO_DEVICES
     if not isinstance(devices, Mapping):
@@ -249,7 +238,6 @@ def device_sets(devices: Mapping[str, Sequence[SupportsIndex]] | None) -> Device
 
 
 def check_devices(action: str, hosts: Placement, devices: DeviceSets) -> None:
-    """Raise an error if more workers are placed on a host than it has devices for the job."""
     for host, np in sorted(hosts.items()) if devices else ():
         allowed = devices.get(host, ())
         if np > len(allowed):
@@ -263,7 +251,6 @@ def check_devices(action: str, hosts: Placement, devices: DeviceSets) -> None:
 def placed_exactly(
     snapshot: Snapshot, hosts: Placement, devices: DeviceSets, desired: Placement
 ) -> dict[str, int]:
-    """Return the placement with exactly `hosts`: all other hosts of the job have no worker."""
     job = snapshot.job
     job.sizes.check_scale(job.name, sum(hosts.values()))
     refusal = f"place workers of job {job.name}"
@@ -286,7 +273,6 @@ def placed_exactly(
 
 
 def is_placed(snapshot: Snapshot, hosts: Placement) -> bool:
-    """Return whether a ring trains with the workers of `hosts`, each on a device it may use."""
     if snapshot.generation is None or workers_of_ring(snapshot) != {
         h: n for h, n in hosts.items() if n
     }:
@@ -299,13 +285,11 @@ def is_placed(snapshot: Snapshot, hosts: Placement) -> bool:
 
 
 def workers_of_ring(snapshot: Snapshot) -> dict[str, int]:
-    """Return how many workers of the newest generation each host has, by name of the host."""
     members = snapshot.generation.members if snapshot.generation is not None else ()
     return dict(sorted(Counter(member.host for member in members).items()))
 
 
 def describe_devices(devices: DeviceSets) -> str:
-    """Return a clause that names the devices of each host, such as "devices of a: 0, 1"."""
     return "; ".join(
         f"devices of {host}: {', '.join(map(str, numbers)) or 'none'}"
         for host, numbers in sorted(devices.items())
@@ -313,7 +297,6 @@ def describe_devices(devices: DeviceSets) -> str:
 
 
 def _numbers(host: str, given: object) -> tuple[int, ...]:
-    """Return the numbers `given` of the devices of `host`, checked and sorted."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise UsageError(
             f"the devices of host {host} are {given!r}; give their numbers, for example: (0, 1)"
@@ -355,8 +338,6 @@ class Move:
 
 @dataclass(frozen=True)
 class MigrationStatus:
-    """How far a migration of workers between two hosts has come."""
-
     done: bool  # both hosts have what is desired now, and all members are in the newest generation
     there: int  # how many have moved
     changed: bool  # the desired numbers of the two hosts are not those of the request any more
@@ -395,7 +376,6 @@ class Migration:
 
 
 def migration_status(move: Move, snapshot: Snapshot) -> MigrationStatus:
-    """Return how far a migration has come; it goes on whatever the result is."""
     generation, desired = snapshot.generation, snapshot.desired.hosts
     members = generation.members if generation is not None else ()
     number = generation.number if generation is not None else 0
@@ -433,7 +413,6 @@ def migration_outcome(
     last: int,
     seen: Iterable[Generation] = (),  # a leader may have died before it logged its generation
 ) -> Migration:
-    """Return how a migration went that was done in generation `last`."""
     logged = {e.generation: e.details for e in events if isinstance(e.details, GenerationDetails)}
     written = {n: (one.joined, one.left, one.repair) for n, one in logged.items()}
     for one in seen:
@@ -455,7 +434,6 @@ def migration_outcome(
 
 
 def stall_s(switch: SwitchDetails) -> float:
-    """Return for how many seconds a switch held up the old member that waited longest."""
     return max((p.stall_s for p in switch.workers.values() if p.role == "old"), default=0.0)
 
 
@@ -495,7 +473,6 @@ def place_replacement(
 
 
 def undo_replacement(snapshot: Snapshot, request: Request) -> Placement:
-    """Return the desired workers by host after a replacement did not start and is given up."""
     desired, generation = dict(snapshot.desired.hosts), snapshot.generation
     members = generation.members if generation is not None else ()
     member = next((member for member in members if member.id == request.worker), None)
@@ -520,7 +497,6 @@ def _free(host: Host, desired: int) -> int:
 
 
 def has_too_few_places(snapshot: Snapshot) -> bool:
-    """Return whether a job cannot begin on its present hosts with any number that it may have."""
     if snapshot.generation is not None or snapshot.job.state is not JobState.RUNNING:
         return False
     if snapshot.assigned.by_slot:  # horovodrun's driver finds hosts
@@ -529,7 +505,6 @@ def has_too_few_places(snapshot: Snapshot) -> bool:
 
 
 def why_too_few(snapshot: Snapshot, within_s: float) -> str:
-    """Return the sentence with which a job fails because its hosts have too few workers."""
     here, places = sum(_workers(snapshot).values()), _places(snapshot)
     sizes = snapshot.job.sizes
     least = sizes.above(sizes.min_np) or sizes.min_np
@@ -579,7 +554,6 @@ def request_workers(
     got: int | None = None,  # how many were desired on `host` after it asked last; None: it did not
     late: bool = False,  # all hosts of a new job have had the time to register
 ) -> dict[str, int]:
-    """Return the desired workers by host after a joining host has asked for `np` workers in all."""
     has = desired.get(host, 0)
     if withdrawn(has, got):
         return dict(desired)

@@ -63,8 +63,6 @@ News = tuple[tuple[Details, str], ...]  # details of an event, and its reason
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """The decisions of one turn of a job's policy."""
-
     says: str = ""  # what the policy wants and why, for people
     news: News = ()  # to be written in one transaction with the decision, if there is one
     decision: MembershipDecision | None = None
@@ -85,8 +83,6 @@ class PolicyResult:
 
 
 class StragglerMitigation:
-    """The part of a leader that reports slow workers and replaces them by workers in free slots."""
-
     def __init__(self, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._wait_s = wait_s
         self._clock = clock
@@ -96,7 +92,6 @@ class StragglerMitigation:
     def turn(
         self, snapshot: Snapshot, rule: Stragglers, care: Mitigation, learned: ScalingProfile
     ) -> PolicyResult:
-        """Decide which slow worker to replace, one at a time, and which findings to report."""
         now_s, elapsed_s = self._clock(), learned.elapsed_s
         open_ = [request for request in snapshot.requests if request.kind == RequestKind.REPLACE]
         self._since = {r.number: self._since.get(r.number, now_s) for r in open_}
@@ -139,7 +134,6 @@ class StragglerMitigation:
         done: Mapping[int, str],
         members: set[int],
     ) -> News:
-        """Return the findings to report: new ones, and those whose treatment has changed."""
         before = self._reported
         self._reported = {
             (f.workers, f.at): tuple(w in known for known in (care.shares, done) for w in f.workers)
@@ -319,8 +313,6 @@ UNTIMED = "{what} cannot count: the script reads its own data, so nobody knows t
 
 
 class PolicyLoop:
-    """The policy of a job as one leader applies it; only the daemon thread calls it."""
-
     def __init__(
         self,
         store: JobStore,
@@ -361,7 +353,6 @@ class PolicyLoop:
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
-        """Record the newest measurements; return what the policy decides, and the batch."""
         kept = snapshot.policy
         if (kept.text, kept.off) != (self._kept.text, self._kept.off):
             try:
@@ -423,7 +414,6 @@ class PolicyLoop:
         return not (by_profile and self._store.profile.held() is not None)
 
     def _learn(self, snapshot: Snapshot, sample: ProgressSample | None) -> None:
-        """Add the measurement `sample` and the time since the last turn to the scaling profile."""
         learned, now_s, generation = self.learned, self._clock(), snapshot.generation
         if not (learned.seen or learned.by_batch):  # resumed just now, perhaps from a checkpoint
             kept = self._store.policy.learned()
@@ -453,7 +443,6 @@ class PolicyLoop:
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
-        """Return a change of the job's size, or else the replacement of a slow worker."""
         if policy is not self._followed:
             size = policy.size if policy is not None else None
             self._rule = CustomRuleRunner(size) if isinstance(size, CustomRule) else size

@@ -40,7 +40,6 @@ from edl.text import names, verb, workers, workers_train
 def attainable(
     snapshot: Snapshot, active: Sequence[RingMember], assigned: Placement
 ) -> dict[str, int]:
-    """Return by host how many of the `assigned` workers are in the ring or can be started."""
     if snapshot.assigned.by_slot:
         return dict(assigned)
     # On a host without an agent, which may have died, nobody can start a worker.
@@ -51,7 +50,6 @@ def attainable(
 def with_allowed_size(
     snapshot: Snapshot, active: Sequence[RingMember], ages: Ages, limits: Limits
 ) -> Snapshot:
-    """Return `snapshot`, with fewer assigned if a crash has left a size that is not allowed."""
     sizes, assigned, left = snapshot.job.sizes, snapshot.assigned, len(active)
     # A launcher that assigns slots fills them again.
     if assigned.by_slot:
@@ -81,8 +79,6 @@ class DepartureCause(Enum):
 
 @dataclass(frozen=True)
 class Departure:
-    """A worker that may leave the ring, and what changes when it does."""
-
     id: int
     host: str
     cause: DepartureCause
@@ -140,7 +136,6 @@ def workers_to_leave(
 
 
 def without_leaving(assigned: Placement, departures: Collection[Departure]) -> dict[str, int]:
-    """Return a copy of `assigned` (workers by host) when `departures` have left."""
     lowered = dict(assigned)
     for departure in departures:
         if departure.share:
@@ -149,7 +144,6 @@ def without_leaving(assigned: Placement, departures: Collection[Departure]) -> d
 
 
 def assigned_without_signalled(snapshot: Snapshot) -> Placement:
-    """Return the assigned workers by host, without those that leave by SIGTERM for good."""
     signalled = {member.id for member in snapshot.members if member.stage is Stage.LEAVING}
     lowered = dict(snapshot.assigned.hosts)
     if snapshot.generation is None or snapshot.assigned.by_slot or not signalled:
@@ -167,7 +161,6 @@ def assigned_without_signalled(snapshot: Snapshot) -> Placement:
 def _drained(
     snapshot: Snapshot, active: Sequence[RingMember]
 ) -> tuple[tuple[Request, ...], tuple[Departure, ...]]:
-    """Answer all open requests to drain or replace workers, and return who leaves by them."""
     sizes, assigned = snapshot.job.sizes, dict(snapshot.assigned.hosts)
     answers: list[Request] = []
     drained: dict[int, Departure] = {}
@@ -236,8 +229,6 @@ def _shares(
 
 @dataclass(frozen=True)
 class Newcomers:
-    """The newcomers of a ring, sorted by what happens to them."""
-
     ready: tuple[int, ...]  # the ids of those that may join with the next switch
     coming: tuple[int, ...]  # the ids of those that are expected to become ready
     evict: Mapping[int, str]  # the reason, by worker id
@@ -253,7 +244,6 @@ def sort_newcomers(
     ages: Ages,
     limits: Limits,
 ) -> Newcomers:
-    """Sort the newcomers by whether they may join, are awaited, or are evicted."""
     assigned = without_leaving(snapshot.assigned.hosts, departures)
     # A newcomer may join once it has noted the newest generation in its record, if it is ready for
     # the latest call of Keras' `fit`.
@@ -299,7 +289,6 @@ def is_stuck(member: Member, ages: Ages, limits: Limits) -> bool:
 def _lacking(
     active: Sequence[RingMember], departures: Sequence[Departure], assigned: Placement
 ) -> Counter[str]:
-    """Return how many workers each host lacks after `departures`; below 0: has too many."""
     leaving = {departure.id for departure in departures}
     lacking = Counter(dict(assigned))
     lacking.subtract(member.host for member in active if member.id not in leaving)
@@ -314,8 +303,6 @@ _STATE_SOURCES = (DepartureCause.UNASSIGNED, DepartureCause.DRAIN, DepartureCaus
 
 @dataclass(frozen=True)
 class Target:
-    """The ring that is planned for after a switch."""
-
     joining: tuple[int, ...]  # worker ids
     leaving: tuple[Departure, ...]
     postponed: tuple[Departure, ...]  # put off, so that the ring keeps enough workers
@@ -363,7 +350,6 @@ def choose_target(
 def _is_allowed(
     snapshot: Snapshot, size: int, active: Sequence[RingMember], leaving: Sequence[Departure]
 ) -> bool:
-    """Return whether a ring may be changed to `size` workers in one switch."""
     # Besides the changes that the job's sizes allow, a ring may shrink to the assigned number, and
     # to any number for a moment if the launcher refills a slot.
     train, assigned = len(active), sum(without_leaving(snapshot.assigned.hosts, leaving).values())
@@ -372,7 +358,6 @@ def _is_allowed(
 
 
 def _least(snapshot: Snapshot, active: Sequence[RingMember], leaving: Sequence[Departure]) -> int:
-    """Return the smallest size that the ring may have when `leaving` have left."""
     # All must leave, whatever the size.
     if all(departure.must for departure in leaving):
         return 0

@@ -28,7 +28,6 @@ def short_error(text: str) -> str:
 
 
 def blamed_rank(text: str, members: Sequence[RingMember], own_rank: int) -> int | None:
-    """Return the rank of the only other member whose address an error names; None: not one."""
     named = set(_ADDRESS.findall(text))
     ranks = [rank for rank, s in enumerate(members) if rank != own_rank and s.address in named]
     return ranks[0] if len(ranks) == 1 else None

@@ -42,7 +42,6 @@ def check_run_token(run: str) -> str:
 
 
 def why_run_is_over(job: Job, run: str, current: str) -> str:
-    """Return the sentence that says why no agent can join a run any more; empty if it can."""
     over = f"run {run} of job {job.name} is over"
     if run != current:
         return f"{over}: run {current} has taken its place"
@@ -69,19 +68,16 @@ PATIENCE_S = 60.0  # a process that cannot write the job takes it for removed af
 
 
 def restore_delay_s(worker: int, generation: Generation | None) -> float:
-    """Return how many seconds a worker waits for lower ranks to write the job's records first."""
     rank = None if generation is None else generation.rank_of(worker)
     # A worker without a rank waits the longest.
     return TURN_S * min(TURNS, 0 if generation is None else TURNS if rank is None else rank)
 
 
 def may_restore(worker: int, generation: Generation | None, evicted: Collection[int]) -> bool:
-    """Return whether a worker may write the lost records of its job again."""
     return worker not in evicted and (generation is None or generation.knows(worker))
 
 
 def is_newest(generation: Generation | None, known_to_others: Iterable[int]) -> bool:
-    """Return whether no other worker that was asked knows a newer generation than this one does."""
     number = 0 if generation is None else generation.number
     return all(known <= number for known in known_to_others)
 
@@ -113,8 +109,6 @@ LOOKUP_SHARE = 1 / 3  # of that time, to look up the newest checkpoint
 
 @dataclass(frozen=True)
 class JobEnd:
-    """The end of a job, as a worker reports it for the job's record."""
-
     state: JobState
     reason: str
     exit_code: int = 0  # of `edl run`
@@ -131,12 +125,10 @@ class Preemption:
 
 
 def save_limit_s(within_s: float) -> float:
-    """Return for how many seconds a job that is preempted within `within_s` seconds may save."""
     return within_s - min(END_S, END_SHARE * within_s)
 
 
 def lookup_limit_s(within_s: float) -> float:
-    """Return how long a worker whose last save failed may look up the newest checkpoint."""
     return LOOKUP_SHARE * (within_s - save_limit_s(within_s))
 
 
@@ -164,7 +156,6 @@ def bound_of_signal(job: Job, number: signal.Signals) -> float:
 def halted(
     cause: str, step: int, saved_step: int | None, directory: str, problem: str = ""
 ) -> JobEnd:
-    """Return the end of a job that was preempted."""
     # `saved_step` is of the newest complete checkpoint. -1: there is none. None: the directory
     # cannot be read, or has one of an earlier start.
     if saved_step is not None and saved_step >= max(0, step):

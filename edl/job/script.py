@@ -55,7 +55,6 @@ def waits_for_ended(
 
 
 def participants(snapshot: Snapshot) -> tuple[int, ...]:
-    """Return the ids of the workers that take part in an exchange, in rank order."""
     # A member without a session counts: an answer without its payload would be kept for ever.
     ring = () if snapshot.generation is None else snapshot.generation.worker_ids
     return tuple(worker for worker in ring if worker not in snapshot.evicted)
@@ -64,7 +63,6 @@ def participants(snapshot: Snapshot) -> tuple[int, ...]:
 def with_payload(
     values: Mapping[str, Any], number: int, worker: int, payload: str, members: Sequence[int]
 ) -> dict[str, Any]:
-    """Return `values` with a worker's payload, or with the answer if all have sent."""
     exchanges = [*values.get("exchanges", [])]
     exchanges += [{"sent": {}}] * (number + 1 - len(exchanges))
     # An answer stays as it is, so that all workers get the same one.
@@ -77,7 +75,6 @@ def with_payload(
 
 
 def answer_of(values: Mapping[str, Any], number: int) -> list[str] | None:
-    """Return the payloads of the exchange `number`, in rank order; None: it has no answer yet."""
     exchanges = values.get("exchanges", [])
     if number >= len(exchanges):
         return None
@@ -98,8 +95,6 @@ def answer_of(values: Mapping[str, Any], number: int) -> list[str] | None:
 
 @dataclass(frozen=True)
 class DoneFit:
-    """A finished call of Keras' `fit`."""
-
     until: int  # how many epochs the job had trained then, over all fits
     epochs: Sequence[int] = ()  # as in Keras' `History.epoch`
     # As in Keras' `History.history`: the metrics by name, as JSON values.
@@ -108,8 +103,6 @@ class DoneFit:
 
 @dataclass(frozen=True)
 class ScriptFits:
-    """The calls of Keras' `fit` that a worker's script has finished, and how many it has begun."""
-
     done: tuple[DoneFit, ...] = ()
     begun: int = 0  # the finished ones included
 
@@ -126,7 +119,6 @@ class FitIsDone(EdlError):
 
 
 def fits_of(said: Any) -> tuple[DoneFit, ...]:
-    """Return the finished fits from their JSON form, in order: the inverse of `as_json`."""
     return tuple(DoneFit(**each) for each in said)
 
 
@@ -136,7 +128,6 @@ def as_json(fits: Sequence[DoneFit]) -> list[dict[str, Any]]:
 
 
 def json_value(value: Any) -> Any:
-    """Return `value` as a JSON value; what JSON has no form for, such as a date, as its text."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, numbers.Real):
@@ -149,7 +140,6 @@ def json_value(value: Any) -> Any:
 
 
 def ended_before(worker: int, passed: int, begun: int) -> str:
-    """Return the error message for a newcomer that cannot join because its script has ended."""
     return (
         f"w{worker} cannot join: its script ended after {counted(passed, 'fit')}, and the job is "
         f"in fit {begun}; all workers must call fit as often, whatever the numbers that they see"
@@ -157,7 +147,6 @@ def ended_before(worker: int, passed: int, begun: int) -> str:
 
 
 def resumed_too_short(passed: int, saved: int) -> str:
-    """Return the error message for a script that ends before the fit of its checkpoint."""
     return (
         f"the checkpoint is of fit {saved + 1}, and the script ended after "
         f"{counted(passed, 'fit')}; resume with the script that has made it, or begin in another "
@@ -166,7 +155,6 @@ def resumed_too_short(passed: int, saved: int) -> str:
 
 
 def passed_too_far(worker: int, passed: int, saved: int) -> str:
-    """Return the error message for a checkpoint of a fit that a worker has skipped already."""
     return (
         f"the checkpoint is of fit {saved + 1}, and w{worker} has passed over "
         f"{counted(passed, 'fit')}; start the job again with `edl run --resume`"
@@ -188,7 +176,6 @@ class Arithmetic(Record):
 
     @property
     def checksum(self) -> int:
-        """The CRC-32 of `instructions`, by which workers compare them."""
         return zlib.crc32(self.instructions.encode())
 
     def why_unlike(self, job: Arithmetic) -> str:
@@ -202,7 +189,6 @@ class Arithmetic(Record):
 
     @property
     def why_instructions_differ(self) -> str:
-        """The error message for workers of a job that compute by different instructions."""
         return INSTRUCTIONS_DIFFER.format(mine=self.instructions, pins=self._pins)
 
     @property

@@ -92,7 +92,6 @@ class Snapshot:
 
     @property
     def is_broken(self) -> bool:
-        """Whether any member of the ring reports a failure that no generation has repaired."""
         # An evicted worker that was cut off may be back for a moment, with the report of an old
         # ring.
         reported = {member.id: member for member in self.members if member.id not in self.evicted}
@@ -106,7 +105,6 @@ class Snapshot:
 
     @property
     def replaced(self) -> frozenset[int]:
-        """The numbers of the workers for which a replacement is requested, not yet answered."""
         return frozenset(r.worker for r in self.requests if r.kind == RequestKind.REPLACE)
 
     @property
@@ -139,7 +137,6 @@ class Snapshot:
         )
 
     def forgettable(self, keep: int) -> tuple[int, ...]:
-        """Return the evicted workers whose records may be deleted; the newest `keep` stay."""
         here = {member.id for member in self.members}
         gone = sorted(
             worker
@@ -155,7 +152,6 @@ def as_hosts(discovered: Mapping[str, int]) -> tuple[Host, ...]:
 
 
 def reports_broken(member: Member | None, generation: Generation | None) -> bool:
-    """Return whether a worker reports a broken ring that `generation`, the newest, did not mend."""
     if member is None or member.broken is None or generation is None:
         return False
     if member.broken.generation >= generation.number:

@@ -30,8 +30,6 @@ SPOKEN_OF = 3  # workers that a message names one by one
 
 @dataclass(frozen=True)
 class StallLimits:
-    """The time limits after which a job counts as stalled, or a worker is evicted for that."""
-
     stall_s: float  # without a complete step, and `usual_steps` times the usual step time
     frozen_s: float  # without an answer; a worker whose session lives has `in_zookeeper` times that
     give_up_s: float | None = None  # when to evict a worker in user code; None: never
@@ -56,7 +54,6 @@ class Activity(Record):
 
     @property
     def waits(self) -> bool:
-        """Whether the thread waits inside edl, so that this worker delays no other one."""
         return self.doing != IN_USER_CODE
 
 
@@ -73,7 +70,6 @@ class Report:
 
     @property
     def name(self) -> str:
-        """The worker's name for people: "w3 (rank 2, host a)"."""
         return f"w{self.worker} (rank {self.rank}, host {self.host})"
 
     @property
@@ -90,12 +86,10 @@ class Report:
 
     @property
     def waits(self) -> bool:
-        """Whether the worker answered and waits inside edl; False: user code, or no answer."""
         return self.activity is not None and self.activity.waits
 
     @property
     def is_after_fit(self) -> bool:
-        """Whether the worker answered and its script has ended a call of Keras' `fit`."""
         return self.activity is not None and self.activity.work == AFTER_FIT
 
     def describe(self) -> str:
@@ -123,14 +117,12 @@ class Stall:
 
 
 def stands_still(quiet_s: float, median_step_s: float, limits: StallLimits) -> bool:
-    """Return whether a job is stalled: no step has completed for much longer than a step takes."""
     if median_step_s == 0.0:
         return quiet_s >= limits.first_step * limits.stall_s
     return quiet_s >= max(limits.stall_s, limits.usual_steps * median_step_s)
 
 
 def are_after_fit(reports: Sequence[Report], quiet_s: float, limits: StallLimits) -> bool:
-    """Return whether no step is expected yet, because a script has just ended a call of `fit`."""
     return any(r.is_after_fit for r in reports) and quiet_s < limits.first_step * limits.stall_s
 
 
@@ -185,7 +177,6 @@ def judge_stall(reports: Sequence[Report], quiet_s: float, step: int, limits: St
 def _frozen(
     unresponsive: Sequence[Report], answering: int, quiet_s: float, limits: StallLimits
 ) -> dict[int, str]:
-    """Return the reason to evict each worker that is frozen, by worker id."""
     # The leader may be the one that is cut off.
     if len(unresponsive) > answering:
         return {}
@@ -200,7 +191,6 @@ def _frozen(
 
 
 def _past_limit(working: Sequence[Report], step: int, limits: StallLimits) -> dict[int, str]:
-    """Return the reason to evict each worker that the others have awaited too long."""
     limit_s = limits.give_up_s
     if limit_s is None:
         return {}

@@ -44,8 +44,6 @@ Cells = dict[str, tuple[int, None, list[str], str]]
 
 @dataclass(frozen=True)
 class Failure:
-    """The exception with which the function has ended on one worker."""
-
     worker: str  # its name, like "w3"
     after_training: bool  # it had trained to the end
     text: str  # the traceback
@@ -60,7 +58,6 @@ class FunctionFiles:
     def write_function(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Path:
-        """Write the function with its arguments, and the script of the workers; return its path."""
         name = name_of(function)
         try:
             call = _pickled((function, tuple(args), dict(kwargs)), f"the function {name}")
@@ -79,7 +76,6 @@ class FunctionFiles:
         return self.directory / script
 
     def read_function(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        """Return the function, its positional and its keyword arguments."""
         # As in the program, so that its modules and the notebook's cells are found.
         path, cells, call = pickle.loads((self.directory / _FUNCTION).read_bytes())
         sys.path[:] = path
@@ -92,7 +88,6 @@ class FunctionFiles:
         self._write(f"{_RESULT}{worker}", pickle.dumps((rank, pickled)))
 
     def results(self) -> dict[str, tuple[int, Any]]:
-        """Return the rank and the result of each worker that has written one, by worker."""
         found = {}
         for path in self.directory.glob(f"{_RESULT}*"):
             rank, pickled = pickle.loads(path.read_bytes())
@@ -100,16 +95,13 @@ class FunctionFiles:
         return dict(sorted(found.items(), key=lambda item: (item[1][0], item[0])))
 
     def has_result(self, worker: str) -> bool:
-        """Return whether `worker` has written its result."""
         return (self.directory / f"{_RESULT}{worker}").exists()
 
     def write_failure(self, failure: Failure) -> None:
-        """Write how the function has failed on a worker."""
         content = pickle.dumps((failure.after_training, failure.text))
         self._write(f"{_FAILURE}{failure.worker}", content)
 
     def failures(self) -> list[Failure]:
-        """Return how the function has failed on workers, the earliest first."""
         paths = sorted(self.directory.glob(f"{_FAILURE}*"), key=lambda path: path.stat().st_mtime)
         return [
             Failure(path.name.removeprefix(_FAILURE), *pickle.loads(path.read_bytes()))
@@ -146,7 +138,6 @@ def _code_in_file(arguments: tuple[Any, ...], file: str) -> types.CodeType:
 
 
 def _pickled(value: Any, what: str) -> bytes:
-    """Return `value` pickled, its parts of `__main__` by value."""
     try:
         with io.BytesIO() as file:
             _Pickler(file).dump(value)
@@ -159,12 +150,10 @@ def _pickled(value: Any, what: str) -> bytes:
 
 
 def name_of(func: Callable[..., Any]) -> str:
-    """Return the name of a function, or of the class of another callable object."""
     return str(getattr(func, "__name__", type(func).__name__))
 
 
 def _cached_lines() -> dict[str, list[str]]:
-    """Return the lines of each source that `linecache` has read, by its file name."""
     found = {}
     for file, entry in list(linecache.cache.items()):
         if len(entry) == 4:  # not one that is only known by its loader

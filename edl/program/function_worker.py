@@ -13,7 +13,6 @@ from edl.program.function_files import Failure, FunctionFiles
 
 
 def call_function(script: str) -> None:
-    """Read the function from the file beside `script`, call it, and write its result beside it."""
     files = FunctionFiles(Path(script).absolute().parent)
     function, args, kwargs = files.read_function()
     try:

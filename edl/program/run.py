@@ -72,7 +72,6 @@ class NotebookLine:
         self._shown, self._at_s = "", -_REDRAW_S
 
     def update(self, snapshot: Snapshot) -> None:
-        """Show the line for the records in `snapshot`, at most twice a second."""
         self._line.update(snapshot)
         now_s = self._now_s()
         job = snapshot.job
@@ -92,7 +91,6 @@ class NotebookLine:
 
 
 def notebook_display() -> Callable[..., Any] | None:
-    """Return IPython's `display` if this process is the kernel of a notebook; else None."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if ipython is None or getattr(shell, "kernel", None) is None:
@@ -157,8 +155,6 @@ _KINDS: tuple[tuple[str, tuple[type, ...], str], ...] = (
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `edl.run` that are no settings of a job; `edl.run` describes them."""
-
     name: str | None = None
     slots: int | None = None
     directory: str | Path | None = None
@@ -175,7 +171,6 @@ class Options:
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[Options, config.Config]:
-    """Return the options of `edl.run` and the settings of a job and of this process."""
     own = {name: options[name] for name in Options.__dataclass_fields__ if name in options}
     others = {name: options[name] for name in options.keys() - own.keys()}
     for name in sorted(others):
@@ -196,7 +191,6 @@ def split_options(options: Mapping[str, Any]) -> tuple[Options, config.Config]:
 
 
 def check_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise an error if `func` cannot be called with `args` and `kwargs`."""
     if not callable(func):
         raise UsageError(
             f"edl.run takes a function, not {reprlib.repr(func)}; write edl.run(train, np=2)"
@@ -224,7 +218,6 @@ def check_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 
 def _advice(name: str) -> str:
-    """Return the end of the sentence that `edl.run` has no option `name`: what to write."""
     if name in INSTEAD:
         return f": {INSTEAD[name]}"
     known = [*Options.__dataclass_fields__, *config.SETTINGS]
@@ -301,7 +294,6 @@ def run(
 
 
 def _display(job: str, shows_workers: bool) -> Display:
-    """Return where the job is shown: a notebook's cell, or standard output as by `edl run`."""
     screen = Console(highlight=False)
     if (display := notebook_display()) is None:
         return agent_display(job, screen, quiet=not shows_workers)
@@ -310,8 +302,6 @@ def _display(job: str, shows_workers: bool) -> Display:
 
 
 class FunctionJob:
-    """The job that this process has started, as seen from its end."""
-
     def __init__(self, store: JobStore, files: FunctionFiles) -> None:
         self._store, self._files = store, files
         self._ring: tuple[str, ...] = ()  # the workers that train, or have trained to the end
@@ -328,7 +318,6 @@ class FunctionJob:
         return Display(display.output, on_snapshot)
 
     def results(self, number: signal.Signals | None, ended: AgentResult) -> list[Any]:
-        """Return the results by rank, or raise the error that says how the job has ended."""
         if number is signal.SIGINT:
             raise KeyboardInterrupt(f"job {ended.job} was stopped by Ctrl-C at step {ended.step}")
         if number is not None:
@@ -355,7 +344,6 @@ class FunctionJob:
         return [result for _, result in found.values()]
 
     def _failure(self, ended: AgentResult) -> JobError:
-        """Return the error of a job that has no results, with the newest traceback of a worker."""
         if ended.end in _GOES_ON:
             return JobError(
                 f"{ended.reason}; job {ended.job} trains on elsewhere, and its results do not come "
@@ -386,7 +374,6 @@ class FunctionJob:
 
 
 def _ring_at_end(newest: Generation, finished_in: int) -> tuple[str, ...]:
-    """Return the names of the workers that have trained to the end of the job, or train now."""
     ids = newest.worker_ids
     if 0 < finished_in < newest.number:
         before = {member.id for member in newest.previous}

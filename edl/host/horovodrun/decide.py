@@ -68,8 +68,6 @@ Slots = Collection[tuple[str, int]]  # (host, number)
 
 @dataclass(frozen=True)
 class SlotLimits(SupervisorLimits):
-    """The time limits of an `edl-worker`, in seconds; "for X": to wait for X."""
-
     # for the driver to take the slot back, after `edl-worker` was asked to end
     release_s: float = 30.0
     barred_s: float = 3.0  # for the worker to end on a barred host; the driver kills it after 5 s
@@ -101,8 +99,6 @@ class SlotLimits(SupervisorLimits):
 
 @dataclass(frozen=True)
 class SlotState(SupervisorState):
-    """The own state of an `edl-worker`, which is not in ZooKeeper: its slot, processes, limits."""
-
     limits: SlotLimits = SlotLimits()
     slot: int = 0  # from 0
     removed: bool = False  # the driver has taken the slot back
@@ -112,7 +108,6 @@ class SlotState(SupervisorState):
 
     @property
     def newest(self) -> Process | None:
-        """The process that was started last in this slot, running or not; None before any start."""
         return self.processes[-1] if self.processes else None
 
     def ends_with_job(self, barred: Collection[str]) -> bool:
@@ -122,7 +117,6 @@ class SlotState(SupervisorState):
 
 
 def decide_slot(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecision:
-    """Return what an `edl-worker` does next for its slot, with the reason."""
     decision = decide_job_end(snapshot, state, now)
     if decision is None and (state.removed or state.unread or state.ending_since is not None):
         decision = _leave(snapshot, state, now)
@@ -131,7 +125,6 @@ def decide_slot(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorD
 
 
 def _leave(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecision:
-    """Return what an `edl-worker` does whose slot was taken back or that was asked to end."""
     if state.unread and not state.removed:
         return _leave_unseen(snapshot, state, now)
     taken_back = f"the driver has taken back slot {state.slot}"
@@ -173,7 +166,6 @@ def _all_asked_to_end(snapshot: Snapshot, state: SlotState, ending_s: float, now
 
 
 def _leave_unseen(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecision:
-    """Return what an `edl-worker` does whose ssh, and so itself for the driver, has ended."""
     reason, limits = "its ssh has ended, and so has this process for the driver", state.limits
     if state.living:
         endings = end_processes(state.living, limits, now, reason, limits.release_s)
@@ -188,7 +180,6 @@ def _leave_unseen(snapshot: Snapshot, state: SlotState, now: float) -> Superviso
 
 
 def _keep(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecision:
-    """Return the decision that keeps one worker running in the slot."""
     to_end, last = why_to_end(snapshot, state, now), state.newest
     if state.living:
         endings = end_each(to_end, state.limits, now)
@@ -280,13 +271,11 @@ def placed_otherwise(
 
 
 def assigned_slots(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
-    """Return the slots that horovodrun's driver has assigned workers to, as pairs (host, slot)."""
     hosts = snapshot.assigned.hosts
     return frozenset((host, n) for host, workers in hosts.items() for n in range(workers))
 
 
 def kept(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
-    """Return the slots whose `edl-worker` is registered in ZooKeeper, as pairs (host, slot)."""
     return frozenset((one.host, one.slot) for one in snapshot.slots)
 
 
@@ -298,7 +287,6 @@ def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
 
 
 def released(desired: Placement, host: str, sizes: Sizes) -> dict[str, int]:
-    """Return a copy of `desired` with one worker fewer on `host`, if that size is allowed."""
     if not desired.get(host) or not sizes.allows(sum(desired.values()) - 1):
         return dict(desired)
     return {**desired, host: desired[host] - 1}
@@ -315,7 +303,6 @@ class SlotRelease:
         self._written: Placement | None = None  # by the last attempt, if it was
 
     def choice(self, sizes: Sizes) -> Callable[[Placement], Placement]:
-        """Return the function for one attempt, which may call it again before it writes."""
         before = self._written
 
         def lower(now: Placement) -> Placement:
@@ -326,7 +313,6 @@ class SlotRelease:
 
 
 def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> SupervisorDecision:
-    """Return what an `edl-worker` does when the job is over and the driver still awaits slots."""
     # A slot that asks and ends with success is counted twice, and the driver misses the end of the
     # job; one that asks and fails is counted once.
     over = f"job {job.name} {job.state.phrase}"
@@ -365,8 +351,6 @@ class AfterLoss(Enum):
 
 
 class LostSlots:
-    """A watcher in one `edl-worker` for the slots whose `edl-worker` has died."""
-
     def __init__(self, host: str, slot: int, limits: SlotLimits) -> None:
         self.lost: frozenset[tuple[str, int]] = frozenset()  # whose `edl-worker` has died
         self.best = AfterLoss.NOTHING  # about `lost`
@@ -414,12 +398,10 @@ class LostSlots:
 
 
 def abandoned(snapshot: Snapshot, seen: Slots) -> frozenset[tuple[str, int]]:
-    """Return the assigned slots that had an `edl-worker` and have none now."""
     return frozenset((assigned_slots(snapshot) & set(seen)) - kept(snapshot))
 
 
 def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
-    """Return what to do about the slots `lost`, whose `edl-worker` has died."""
     if not lost:
         return AfterLoss.NOTHING
     # The driver, if asked, bars the hosts of these slots.
@@ -443,7 +425,6 @@ def would_end_the_job(
 
 
 def without_barred(assigned: Placement, lost: Slots, size: int) -> dict[str, int]:
-    """Return `assigned` without the hosts that horovodrun's driver has barred for lost slots."""
     gone = {h for h, n in assigned.items() if n and {(h, slot) for slot in range(n)} <= {*lost}}
     rest = {host: workers for host, workers in assigned.items() if host not in gone}
     # With fewer slots than it uses, the driver has not barred these hosts.

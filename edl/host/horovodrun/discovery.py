@@ -33,8 +33,6 @@ KEPT = 20  # files of earlier drivers
 
 @dataclass(frozen=True)
 class DiscoveryState:
-    """The contents of the file that `edl-discover` keeps between its calls by one horovodrun."""
-
     desired: Mapping[str, int]  # as it was printed last
     np: int  # as horovodrun was started, as the next two
     min_np: int  # `np` if horovodrun was given none
@@ -45,7 +43,6 @@ class DiscoveryState:
 
 
 def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> Mapping[str, int]:
-    """Return the desired workers by host: of the job, before it by -np, else of the last call."""
     launcher = find_launcher()
     if launcher is None:
         if not offered:
@@ -67,7 +64,6 @@ def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> 
 
 
 def is_local(host: str) -> bool:
-    """Return whether a host name resolves to an IPv4 address of this machine."""
     try:
         address = socket.gethostbyname(host)
     except (OSError, UnicodeError):  # an empty label, or one of more than 63 characters
@@ -86,7 +82,6 @@ def read_hosts(path: Path) -> list[str]:
 
 
 def _first(offered: Mapping[str, int], launcher: Launcher) -> DiscoveryState:
-    """Return the state for the first call of `edl-discover` under a horovodrun."""
     limits = launcher.limits()
     if limits is None:
         raise UsageError(f"the options of {' '.join(launcher.command)} cannot be read")
@@ -101,7 +96,6 @@ def _discovered(offered: Mapping[str, int], slots: int) -> dict[str, int]:
 
 
 def _ask(memory: DiscoveryState, offered: Mapping[str, int], settings: Config) -> DiscoveryState:
-    """Return `memory` with what the job's records in ZooKeeper desire, or unchanged."""
     from edl.errors import CoordinationError, UnknownJob
     from edl.zookeeper.access import Access
     from edl.zookeeper.session import Session
@@ -126,14 +120,12 @@ def _sizes(memory: DiscoveryState) -> Sizes:
 
 
 def _file(state: Path, launcher: Launcher) -> Path:
-    """Return the path of the file with the last answer of `edl-discover` under one horovodrun."""
     directory = state / "horovodrun"
     directory.mkdir(parents=True, exist_ok=True)
     return directory / f"{launcher.pid}-{launcher.started}.json"
 
 
 def _read(file: Path) -> DiscoveryState | None:
-    """Return the state that the last call of `edl-discover` stored in `file`."""
     try:
         return DiscoveryState(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):

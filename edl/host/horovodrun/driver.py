@@ -38,8 +38,6 @@ IDENTITY = "/edl/job"
 
 @dataclass(frozen=True)
 class DriverLimits:
-    """The limits for how often a slot asks the driver, and how long an answer may take."""
-
     poll_s: float = 0.25  # between two looks of one slot into the driver's store
     polls_per_s: float = 50.0  # by all slots together: the driver serves each with a thread
     gone_s: float = 3.0  # refused connections to the driver for so long: it has ended
@@ -79,7 +77,6 @@ class Driver:
         self.asking = False  # waits for an answer; until then the driver counts on us
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Register this process with the driver, and then start the thread; to be called once."""
         from horovod.runner.elastic.worker import WorkerNotificationManager  # a slow import
 
         self._wake = wake
@@ -93,7 +90,6 @@ class Driver:
         self._thread.start()
 
     def close(self) -> None:
-        """Let the thread end after its present request; the call does not wait for it."""
         self._stop.set()
 
     def on_hosts_updated(self, timestamp: int, result: Any) -> None:
@@ -101,7 +97,6 @@ class Driver:
         self.ask()
 
     def ask(self) -> None:
-        """Let the thread begin one round: all slots ask for ranks, and are assigned anew."""
         self._hosts_changed.set()
 
     def begin_no_round(self) -> None:
@@ -127,7 +122,6 @@ class Driver:
     # --- which job this driver's is
 
     def identify(self, identity: Mapping[str, str]) -> None:
-        """Publish the job's identity in the driver's store, for other processes of this driver."""
         # The thread repeats it until it succeeds, and after each assignment, which empties the
         # store.
         self._identity = dict(identity)
@@ -144,7 +138,6 @@ class Driver:
             time.sleep(self._limits.poll_s)
 
     def identity(self, timeout_s: float) -> dict[str, str] | None:
-        """Wait until another process has published the job's identity by `identify`."""
         deadline = time.monotonic() + timeout_s
         while True:
             identity = _fetched(self._slot.address, self._slot.port)
@@ -170,7 +163,6 @@ class Driver:
                 self.answers = self._ask()  # to ask again would count twice
 
     def _publish_identity(self) -> bool:
-        """Put the job's identity into the driver's store, unless this object has put it there."""
         if self._identity_due.is_set() and self._put(IDENTITY, json.dumps(self._identity).encode()):
             self._identity_due.clear()
         return not self._identity_due.is_set()
@@ -205,7 +197,6 @@ class Driver:
         return self._request(http_put, path, body) is not None
 
     def _request(self, method: Callable[..., tuple[int, bytes]], *words: Any) -> bytes | None:
-        """Send a request to the driver, and return the body of its answer."""
         try:
             status, body = method(self._slot.address, self._slot.port, *words, REQUEST_S)
         except ConnectionRefusedError:
@@ -220,7 +211,6 @@ class Driver:
 
 
 def read_identity(address: str, port: int) -> dict[str, str] | None:
-    """Ask a driver of horovodrun which job it runs, and return the job's identity."""
     identity = _fetched(address, port)
     return identity if _is_identity(identity) else None
 
@@ -230,7 +220,6 @@ def _is_identity(identity: Mapping[str, str]) -> bool:
 
 
 def _fetched(address: str, port: int) -> dict[str, str]:
-    """Return the dictionary that a driver's store has under the key `IDENTITY`."""
     try:
         status, body = fetch(address, port, IDENTITY, REQUEST_S)
         identity = json.loads(body) if status == 200 else None

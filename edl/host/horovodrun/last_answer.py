@@ -35,7 +35,6 @@ class DesiredFile:
 
     @classmethod
     def of_this_job(cls) -> DesiredFile:
-        """Return the file for the horovodrun that is an ancestor of this process, if there is."""
         return cls(_path(found, ".desired") if (found := find_horovodrun()) else "")
 
     def put(self, desired: Mapping[str, int], now: float) -> None:
@@ -94,7 +93,6 @@ def find_horovodrun() -> tuple[int, str, tuple[str, ...]] | None:
 
 
 def is_horovodrun(word: str) -> bool:
-    """Return whether `word`, one word of a command line, is horovodrun or a path that ends so."""
     return word.rstrip("/").rpartition("/")[2] == "horovodrun"
 
 
@@ -115,7 +113,6 @@ def _question(words: Sequence[str]) -> str:
 
 
 def _stamp(path: str) -> tuple[int, int] | None:
-    """Return the time of the last change of a file in ns and its size; None: there is no file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -133,7 +130,6 @@ def _read(path: str) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    """Write a file that only this user can read, in one step for its readers."""
     partial = f"{path}.{os.getpid()}"
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:

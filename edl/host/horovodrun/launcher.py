@@ -21,8 +21,6 @@ DISCOVERY_S = 30.0  # for a host discovery script
 
 @dataclass(frozen=True)
 class ElasticLimits:
-    """The options of horovodrun that limit the number of workers and say which hosts there are."""
-
     np: int  # to start with
     min_np: int  # `np` if horovodrun was given none
     max_np: int | None  # None: as many as there are slots
@@ -65,7 +63,6 @@ class Launcher:
         return any(word.startswith("--res") for word in self.command)
 
     def identity(self) -> dict[str, str] | None:
-        """Ask this horovodrun's driver which job it runs, and return the job's identity."""
         try:
             connections = psutil.Process(self.pid).net_connections("tcp4")
         except psutil.Error:
@@ -96,13 +93,11 @@ def discovered(limits: ElasticLimits) -> dict[str, int] | None:
 
 
 def find_launcher() -> Launcher | None:
-    """Return the horovodrun process that is the nearest such ancestor of this process."""
     return Launcher(*found) if (found := find_horovodrun()) is not None else None
 
 
 @contextmanager
 def _arguments(words: tuple[str, ...]) -> Iterator[None]:
-    """Return a context manager; while it is entered, `sys.argv` of this process is `words`."""
     before = sys.argv
     sys.argv = list(words)
     try:

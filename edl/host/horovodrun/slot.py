@@ -90,7 +90,6 @@ class LateStart:
 
 
 def _may_be_placed_otherwise(snapshot: Snapshot) -> bool:
-    """Return whether the driver, asked to assign its slots again, may place workers differently."""
     # Each assignment counts for a --reset-limit: only if the discovery script says other hosts.
     launcher = find_launcher()
     limits = launcher.limits() if launcher and launcher.may_limit_resets() else None
@@ -135,7 +134,6 @@ class SlotWorkers(Workers):
         return process
 
     def termination_message(self, attempt_id: str) -> str:
-        """Return the line of a worker's standard error that best explains why the worker exited."""
         return self._tees.pop(attempt_id).finish()
 
 
@@ -143,8 +141,6 @@ STDOUT = 1
 
 
 class SlotSupervisor(Supervisor[SlotState]):
-    """The launcher of the worker in one slot of horovodrun, the main object of an `edl-worker`."""
-
     _workers: SlotWorkers
 
     def __init__(
@@ -185,7 +181,6 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._waits_said = False
 
     def run(self) -> int:
-        """Run until the job is over, the driver has taken the slot back, or a signal ends it."""
         self._word_since = time.monotonic()
         self._desired_file = DesiredFile.of_this_job()
         return super().run()
@@ -263,7 +258,6 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._remind_driver(snapshot, now)
 
     def _moves(self, said: RankAssignment, snapshot: Snapshot, now: float) -> bool:
-        """Return whether to carry out an answer later, as workers move to other hosts."""
         if said is not self._said:
             self._said, self._said_since = said, now
         assigned = snapshot.assigned
@@ -272,7 +266,6 @@ class SlotSupervisor(Supervisor[SlotState]):
         return waits and now - self._said_since < self._own.limits.move_s
 
     def _outlive_driver(self, snapshot: Snapshot) -> None:
-        """Set the job to STOPPING if the driver of horovodrun has ended and the job is RUNNING."""
         # Processes on other hosts outlive horovodrun, although their ssh has ended.
         if self._driver.gone and snapshot.job.state is JobState.RUNNING:
             reason = f"horovodrun has ended: nobody listens at {snapshot.job.driver}"
@@ -280,7 +273,6 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._changed.set()
 
     def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
-        """Ask the driver to assign the slots again if it has missed a change of hosts."""
         if not snapshot.desired.hosts:
             # Another discovery script than `edl-discover`: once, after the start.
             if self._late_start.has_missed_hosts(snapshot, now):
@@ -298,7 +290,6 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._driver.ask()
 
     def _see_lost_slots(self, snapshot: Snapshot, now: float) -> None:
-        """Find edl-workers that have died, and correct the assignment of slots."""
         lost_slots, size = self._lost_slots, self._word.size
         if snapshot.job.state.over or not self._counts:
             return
@@ -370,7 +361,6 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- the end
 
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
-        """Return the exit code; None while the driver waits: it would not notice the exit."""
         if not (snapshot.job.state.over and self._counts and self._asked()):
             return self._say_end(snapshot, code)
         before = self._waits_since

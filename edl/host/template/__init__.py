@@ -50,7 +50,6 @@ class TemplateRefused(TemplateError):
 
 
 def why_none(command: Sequence[str], search_path: str | None) -> str:
-    """Return why the workers of `command` cannot be forked from a template; empty if they can."""
     python = parse_command(command)
     if python is None:
         return f"{command[0]} is not Python"
@@ -77,19 +76,16 @@ class Child:
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int:
-        """Wait until the process has ended, and return its exit code (-N if signal N killed it)."""
         code = self._reap(0)
         assert code is not None
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send the signal `number` to the process, unless the process has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # another thread has seen its end
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Send SIGKILL to the process unless it has ended."""
         self.send_signal(signal.SIGKILL)
 
     def _reap(self, options: int) -> int | None:
@@ -151,7 +147,6 @@ class Template:
 
     @property
     def pid(self) -> int:
-        """The pid of the template process."""
         return self._process.pid
 
     def look(self) -> None:
@@ -179,7 +174,6 @@ class Template:
         cwd: Path | None = None,
         gives_template: bool = False,
     ) -> Child:
-        """Fork a worker, a child of this process, from the template, which must be ready."""
         python = _parsed(command or self._command)
         order = {
             "command": command or self._command,
@@ -212,7 +206,6 @@ class Template:
         return child
 
     def close(self) -> None:
-        """Kill the template process; the workers that were forked from it go on."""
         self._control.close()
         self._end()
 
@@ -227,7 +220,6 @@ class Template:
                 self._orphans.discard(pid)
 
     def _end(self) -> int | None:
-        """Kill the template process unless it has ended, and return its exit code."""
         deadline = time.monotonic() + END_S
         while (code := self._process.poll()) is None and time.monotonic() < deadline:
             self._process.kill()
@@ -243,7 +235,6 @@ def _parsed(command: Sequence[str]) -> PythonCommand:
 
 @contextmanager
 def _in_memory(text: str) -> Iterator[int]:
-    """Return a context manager that gives the descriptor of a file in memory with `text`."""
     descriptor = os.memfd_create("edl-order", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
@@ -254,7 +245,6 @@ def _in_memory(text: str) -> Iterator[int]:
 
 
 def _children() -> set[int]:
-    """Return the pids of this process's children; ended ones that were not reaped are included."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # the thread has ended, or an old kernel has no list
@@ -264,7 +254,6 @@ def _children() -> set[int]:
 
 @contextmanager
 def _adopting_orphans() -> Iterator[None]:
-    """Return a context manager; while it is entered, this process adopts orphaned descendants."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "this system lets no process adopt orphans")

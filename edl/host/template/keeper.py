@@ -24,8 +24,6 @@ DEATHS = 3  # after so many in a row, without a worker forked between, no other 
 
 
 class TemplateKeeper:
-    """The owner of one launcher's template process; it starts and replaces it."""
-
     def __init__(
         self,
         command: Sequence[str],
@@ -56,12 +54,10 @@ class TemplateKeeper:
 
     @property
     def pid(self) -> int | None:
-        """The pid of the template process; None if there is none."""
         return self._template.pid if self._template is not None else None
 
     @property
     def ready(self) -> bool:
-        """Whether the next worker can be forked from the template, as `look` saw it last."""
         return self._template is not None and self._template.ready
 
     def look(self) -> None:
@@ -91,12 +87,10 @@ class TemplateKeeper:
         return child
 
     def disable(self, why: str) -> None:
-        """End the template process for good; every later worker is started by `exec`."""
         self.close()
         self.why_none = why
 
     def close(self) -> None:
-        """End the template process, if one runs; the workers that were forked from it go on."""
         if self._template is not None:
             self._template.close()
             self._template = None

@@ -76,7 +76,6 @@ def serve(descriptor: int, imports: str) -> dict[str, Any]:
 
 
 def _fork_at_orders(control: socket.socket, launcher: int) -> dict[str, Any]:
-    """Fork a worker at each order; return the order in the worker, and exit in the template."""
     while True:
         message, ancillary, _, _ = socket.recv_fds(control, _PACKET, 3)
         if not message or len(ancillary) != 3:
@@ -107,7 +106,6 @@ def _yield_to_others(nice: int) -> None:
 
 
 def _import_all(modules: list[str], environment: dict[str, str | None]) -> str:
-    """Import `modules` as in the worker's environment; return the first that began a thread."""
     before = dict(os.environ)
     _set_environment({**before, **environment})
     culprit = "site, at the start of Python" if _threads() > 1 else ""
@@ -139,7 +137,6 @@ def _threads() -> int:
 
 
 def _why_no_fork(culprit: str, own: dict[str, str], control: socket.socket) -> str:
-    """Return why no worker can be forked, a clause; empty if workers can be forked."""
     if shadowed := next((name for name, path in own.items() if _is_other(name, path)), ""):
         return f"the script has a module {shadowed}, and an import has imported another one"
     # On trial, as OpenBLAS ends its threads before each fork.
@@ -159,7 +156,6 @@ def _why_no_fork(culprit: str, own: dict[str, str], control: socket.socket) -> s
 
 
 def _is_other(name: str, path: str) -> bool:
-    """Return whether the module `name` has been imported, and from another file than `path`."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
     origin = getattr(spec, "origin", None)
     return name in sys.modules and (origin is None or os.path.abspath(origin) != path)
@@ -172,7 +168,6 @@ _OF_A_TRIAL = {
 
 
 def _tried() -> int:
-    """Fork a process on trial, wait for its end, and return its exit code."""
     if (trial := os.fork()) == 0:
         code = 2
         try:
@@ -221,7 +216,6 @@ def _fork(launcher: int) -> bool:
 
 
 def _become_worker(order_file: int, log: int, answer: int) -> dict[str, Any]:
-    """Make this process, just forked, like one that the launcher has started by exec."""
     with socket.socket(fileno=answer) as launcher:
         launcher.settimeout(DEADLINE_S)
         try:
@@ -349,7 +343,6 @@ def run_as_main(kind: str, target: str, arguments: list[str]) -> None:
 
 
 def _is_importable(path: str) -> bool:
-    """Return whether `path` can be on Python's module search path: a directory or a zip archive."""
     for hook in sys.path_hooks:
         try:
             hook(path)
@@ -365,7 +358,6 @@ def _set_path(first: str, always: bool = False) -> None:
 
 
 def _run_module(name: str, arguments: list[str], alter_argv: bool = True) -> None:
-    """Run the module `name` as `__main__`, as `python -m` does."""
     import runpy
 
     if alter_argv:
@@ -379,7 +371,6 @@ def _exec(text: str | bytes, path: str, module: types.ModuleType) -> None:
 
 
 def _showing(run: Callable[[], object]) -> None:
-    """Call `run`; if it raises an error, let Python print it without edl's frames around it."""
     try:
         run()
     except SystemExit:
