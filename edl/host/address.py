@@ -1,7 +1,6 @@
-"""Choose the address under which other hosts of the job reach this host (:func:`own_address`).
+"""Choose the address under which other hosts of the job reach this host.
 
-A launcher (such as `edl run` or `edl join`) chooses it once, at its start. The result is always an
-IPv4 address, never a host name, so no process of the job has to resolve the name of another host.
+Always an IPv4 address, never a host name: no process of the job has to resolve another's name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The agent: the process of `edl run`, `edl join` or `edl agent` with a job's workers on a host.
 
-:mod:`edl.host.decide` decides which workers to start and to end. This module carries that out,
-takes over the workers of an earlier agent, lets the host join and leave the job, and shows the
-job's output and events. If an agent dies, its workers train on. The main entry is :class:`Agent`.
+It carries out what :mod:`edl.host.decide` decides, takes over the workers of an earlier agent, lets
+the host join and leave the job, and shows output and events. If it dies, its workers train on.
 """
 
 from __future__ import annotations
@@ -99,11 +98,8 @@ logger = logging.getLogger(__name__)
 
 
 # ------------------------------------------------------------
-# Record which process on this host is the agent that `edl run` started for a job.
-#
-# The record is a file in the job's log directory. A command that wants to end the job while
-# ZooKeeper is away finds the agent there, if it runs on the same host. The agent enters
-# `written_down`; the command calls `submitters`.
+# Name the agent of `edl run` in a file beside the logs: `edl stop` finds it there without
+# ZooKeeper.
 
 
 _RECORD = "run.process"
@@ -132,11 +128,8 @@ def submitters(state: Path, job: str | None) -> dict[str, int]:
 
 
 # ------------------------------------------------------------
-# The loop of every launcher: read ZooKeeper, look at the worker processes, decide, and act.
-#
-# The loop goes on while ZooKeeper is away, and so do the workers: they train on. The decisions are
-# pure functions in `host`. The one class is `Supervisor`; its subclasses are the agent of a host
-# and the supervisor of one slot of horovodrun.
+# The loop of every launcher: read ZooKeeper, look at the worker processes, decide, and act. It goes
+# on while ZooKeeper is away, and so do the workers.
 
 
 ONE_SIGNAL_S = 0.5  # timeout(1) sends a signal to its command, and then to its process group
@@ -424,14 +417,9 @@ class Supervisor(ABC, Generic[State]):
 
 
 # ------------------------------------------------------------
-# Let a job borrow idle slots of a host, as requested by a file and by SIGRTMIN.
-#
-# The program that owns the slots writes the file. It has the number of slots of this host that the
-# job borrows, and optionally the time in seconds in which slots that are given back must be free:
-# "2", or "0 20". A missing file means 0. SIGRTMIN takes back all borrowed slots of this host.
-#
-# The agent has one `BorrowedSlots`, enters `signals` while it runs, and calls `follow` and
-# `record_returned` in each turn.
+# Let a job borrow idle slots of a host. The program that owns them writes a file with how many the
+# job borrows, and in how many seconds slots that are given back must be free: "2", or "0 20"; no
+# file means 0. SIGRTMIN takes back all borrowed slots of this host.
 
 
 LOOK_S = 0.5  # between two looks into the file
@@ -545,12 +533,9 @@ class BorrowedSlots:
 
 
 # ------------------------------------------------------------
-# End a job while ZooKeeper is away, by telling its workers directly on their HTTP ports.
-#
-# Meanwhile the job's records in ZooKeeper do not change. If agents of other hosts are registered,
-# the agent that has told the workers writes the end of the job when ZooKeeper is back. Until then
-# the agents of the other hosts wait: they start no worker once they see how their workers have
-# ended (`told_to_end`). The main entry is `StopWithoutZooKeeper`.
+# End a job while ZooKeeper is away: tell its workers on their HTTP ports. If other hosts have
+# agents, this agent writes the end of the job when ZooKeeper is back; until then they start no
+# worker once they see how theirs have ended (`told_to_end`).
 
 
 Say = Callable[[str], None]

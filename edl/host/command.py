@@ -1,8 +1,4 @@
-"""Check that the user's command can run on this host, before any worker is started.
-
-The main entry is :func:`check_command`. When a worker has lacked a module,
-:func:`missing_module_hint` says whether its Python is to blame.
-"""
+"""Check that the user's command can run on this host, before any worker is started."""
 
 from __future__ import annotations
 

@@ -1,19 +1,10 @@
 """Decide which device of its host a worker gets, and which devices it sees.
 
-A job may be limited to some devices of hosts (:attr:`edl.records.Assigned.devices`). Then
-each worker that the agent starts there gets a device that no living process of the job uses. The
-worker learns it by two environment variables:
-
-- ``EDL_DEVICE`` is the number of the device.
-- ``CUDA_VISIBLE_DEVICES`` is a list in which the worker's device has the index ``local_rank``, that
-  is, the number of the worker's slot: scripts choose their GPU by it. Before it are the devices of
-  the workers in lower slots.
-
-:func:`with_devices` chooses the devices and sets these variables.
-
-A device changes from one job to another in two steps: the first job's record of this host says that
-the device is neither allowed nor used there any more, and then the other job gets it. So an agent
-must not start a worker on a device that its record does not have.
+``EDL_DEVICE`` is its number. ``CUDA_VISIBLE_DEVICES`` has the worker's device at index
+``local_rank``, the number of its slot, for scripts choose their GPU by that; before it are those of
+lower slots. A device changes from one job to another in two steps: the first job's record of this
+host says that it is neither allowed nor used there any more, and then the other job gets it. So an
+agent must not start a worker on a device that its record does not have.
 """
 
 from __future__ import annotations
@@ -133,9 +124,7 @@ def _exists(device: int, cuda: Sequence[str] | None) -> bool:
 
 
 # ------------------------------------------------------------
-# Find the hosts on which the workers of a job have run: their logs are there.
-#
-# `worker_hosts` gives the host of each worker, `addresses` the address of each host.
+# Where the workers of a job have run: their logs are there.
 
 
 def worker_hosts(now: Snapshot, events: Iterable[Event]) -> dict[str, str]:
@@ -155,10 +144,7 @@ def addresses(now: Snapshot) -> dict[str, str]:
 
 
 # ------------------------------------------------------------
-# Read and write the lines of a host discovery script: "name:slots", one for each host.
-#
-# `parse_hosts` reads the lines, `lines` writes them, and `first_desired` says how many workers a
-# new job wants on each host. horovodrun calls the script to learn its hosts.
+# The lines of a host discovery script, which horovodrun calls to learn its hosts: "name:slots".
 
 
 LOCAL_NAMES = ("localhost", "127.0.0.1")
@@ -193,7 +179,7 @@ def lines(desired: Mapping[str, int], local: Mapping[str, bool]) -> list[str]:
 
 
 # ------------------------------------------------------------
-# Decide which devices `edl host` offers, one for each slot.
+# The devices that `edl host` offers.
 
 
 def offered_devices(

@@ -1,13 +1,8 @@
 """Combine a job's events into the lines that an agent shows: one for each crash, join or leave.
 
-A crash is several events (`edl events` shows all of them): the end of a process, an eviction, a new
-leader, the generation of the survivors, the cost of the switch. On the agent's terminal a crash is
-one line, which begins with the cause::
-
-    step 72: w0 was killed by SIGKILL; w1 and w2 went on after 0.18 s; a replacement starts
-
-A line is held back until the last of its events has come, but for at most :data:`HOLD_S` (5)
-seconds; then the line says what is known. The entry point is :class:`Headlines`.
+A crash is several events, and one line that begins with the cause: "step 72: w0 was killed by
+SIGKILL; w1 and w2 went on after 0.18 s; a replacement starts". It is held back until the last of
+its events has come, or for :data:`HOLD_S` (5) seconds: then it says what is known.
 """
 
 from __future__ import annotations

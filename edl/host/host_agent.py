@@ -1,10 +1,4 @@
-"""Build the agent of this host for one job, from the settings and the job's record.
-
-:func:`submitter_agent` is for the host that created the job, :func:`joining_agent` for a host that
-adds itself to a job that runs, and :func:`agent_of_run` for a host that joins one run of a job and
-no other. They return an :class:`~edl.host.agent.Agent`, which does nothing until its ``run()`` is
-called.
-"""
+"""Build the agent of this host for one job, from the settings and the job's record."""
 
 from __future__ import annotations
 
@@ -235,7 +229,7 @@ def _keep_events(events: str, state: Path, job: str) -> None:
 
 
 # ------------------------------------------------------------
-# Draw the status line that stays at the foot of an agent's terminal, as that of `edl run`.
+# The status line that stays at the foot of an agent's terminal.
 
 
 class LiveLine:

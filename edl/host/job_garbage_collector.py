@@ -1,7 +1,6 @@
 """Remove the records of jobs that ended long ago from ZooKeeper, in a thread of an agent.
 
-Only jobs whose secret is stored on this host for this user are removed. The agent enters a
-:class:`JobGarbageCollector` while it runs.
+Only jobs whose secret is stored on this host for this user are removed.
 """
 
 from __future__ import annotations

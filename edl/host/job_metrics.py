@@ -1,12 +1,7 @@
 """Serve the metrics of a job at a port of an agent, and where its other metrics are.
 
-:class:`JobMetrics` is the server. It answers, signed or not:
-
-- ``GET /metrics``: the metrics of the job, from the newest records and events that the agent has
-  read (:mod:`edl.metrics`), without those that it cannot know while ZooKeeper is away;
-- ``GET /targets``: a list of all workers and agents of the job that serve metrics, for Prometheus'
-  HTTP service discovery;
-- ``GET /health``: an empty JSON object, for a probe.
+``GET /metrics``, ``GET /targets`` (Prometheus' HTTP service discovery) and ``GET /health`` are
+open.
 """
 
 from __future__ import annotations

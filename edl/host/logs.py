@@ -1,7 +1,6 @@
-"""Read a worker's log file while the worker appends to it and, from time to time, begins a new one.
+"""Read a worker's log while the worker appends to it and, from time to time, begins a new one.
 
-The worker then renames the old file (:mod:`edl.job.pending_writes` is the writer) to the name that
-:func:`former` returns. :class:`LogReader` reads on in the new one.
+The worker (:mod:`edl.job.pending_writes`) then renames the old file to what :func:`former` returns.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def _end_of(path: Path, most_bytes: int) -> bytes:
 
 
 # ------------------------------------------------------------
-# Find the logs of a job's workers in a directory, by the names of the workers.
+# The logs of a job, by worker.
 
 
 def named_logs(directory: Path) -> dict[str, Path]:

@@ -1,12 +1,10 @@
 """Show the output of an agent: its workers' lines, each with a prefix, and the agent's own lines.
 
-A worker writes to a log file, not to a pipe, so that it can go on when the agent has died. The
-agent reads the log files, and leaves out the errors and warnings of Horovod's C++ code, which come
-when a ring breaks. Only one thread writes lines (a thread of rich draws the progress bars on a
-terminal), and no other thread waits for it. So a terminal or pipe that nobody reads (``edl run |
-less``, Ctrl-S) delays no decision of the agent. While it is not read, the workers' lines wait in
-their files, and the newest 1,000 of the agent's own lines in memory. The main entry is
-:class:`Output`: its methods raise no error when the terminal or the pipe is closed.
+A worker writes to a log file, not to a pipe, so that it can go on when the agent has died. Only one
+thread writes lines, and no other waits for it: a terminal or pipe that nobody reads (``edl run |
+less``, Ctrl-S) delays no decision. Meanwhile workers' lines wait in their files, and the newest
+1,000 of the agent's own in memory. No method of :class:`Output` raises an error when the terminal
+or the pipe is closed.
 """
 
 from __future__ import annotations
@@ -37,8 +35,6 @@ from edl.host.termination_message import best, is_of_horovod
 
 # ------------------------------------------------------------
 # Write the output of a process that must live to a terminal, a pipe or a file that may fail.
-#
-# The one class is `OutputStream`.
 
 
 _READABLE_S = 1.0  # for the reader of a full pipe, before the next try
@@ -143,10 +139,6 @@ def _wait_for_reader(descriptor: int) -> None:
     poll.poll(_READABLE_S * 1000)
 
 
-# ------------------------------------------------------------
-# Split a worker's log into lines as a terminal would show them, a progress bar included.
-
-
 class LineBuffer:
     """A splitter of a log into lines; of a progress bar, it keeps the newest state only."""
 
@@ -191,10 +183,6 @@ def _newest_state(line: bytes) -> bytes:
     return b"\r" + newest + line[len(line.rstrip(b"\r")) :] if before else line
 
 
-# ------------------------------------------------------------
-# Keep the lines of a process that wait until somebody reads its output, within a bound.
-
-
 KEPT = 1000  # lines that wait, of which the newest are kept
 
 T = TypeVar("T")
@@ -228,9 +216,7 @@ class Backlog(Generic[T]):
 
 
 # ------------------------------------------------------------
-# Copy the standard error of a child process unchanged to another file, and keep its last lines.
-#
-# The main entry is `Tee`.
+# Copy the standard error of a child unchanged to another file, and keep its last lines.
 
 
 _CHUNK_BYTES = 1 << 16
@@ -535,10 +521,8 @@ def wrapped(line: str, width: int, indent: int) -> str:
 
 
 # ------------------------------------------------------------
-# Write lines to standard output or error from a thread, so that nobody waits for their reader.
-#
-# A terminal or pipe may not be read for hours (Ctrl-S, a stopped `tee`). The one class is
-# `LineOutput`. The agent of a job, which also shows the output of workers, has `Output` for that.
+# Write lines from a thread, so that nobody waits for their reader: a terminal or pipe may not be
+# read for hours (Ctrl-S, a stopped `tee`). `Output` also shows the lines of workers.
 
 
 _LINE_S = 0.5  # for a line to be written, while none waits before it

@@ -1,21 +1,10 @@
 """Hold the record of one start of one worker process, with how it ended and why.
 
-Each end is logged once, as an event. An end is a *failure* if the process ended with an error, or
-without ever joining, by itself. It is no failure if the launcher ended the process, or if the
-process obeyed the leader that evicted it. If the leader evicts a worker because it has proof that
-the process is gone, the launcher lets the process end by itself, and the end is judged by the exit
-code.
-
-A failure before the worker has trained a step, or soon after its first step, is a failure without
-progress: within 5 seconds if it was killed, else within 60 (:data:`QUICKLY_KILLED_S`,
-:data:`QUICK_S`). More than ``max_restarts`` of these in a row disable the slot; otherwise a script
-that fails in its third step, or takes more memory than there is, would be started forever. A later
-failure sets the count to 0. If the worker has trained no step, the slot pauses before its next
-start, 1, 2, 4, ... seconds with each failure in a row; else it does not pause. A registered worker
-that was refused disables its slot at once.
-
-The entry points are :class:`Process`, :func:`seen` for the facts in ZooKeeper, and
-:func:`script_ended` and :func:`exited` for an end.
+An end is a *failure* if the process ended with an error, or without ever joining, by itself; not if
+its launcher ended it, or it obeyed the leader that evicted it. A failure before the first step, or
+within :data:`QUICKLY_KILLED_S` (killed) or :data:`QUICK_S` of it, makes no progress; more than
+``max_restarts`` of these in a row disable the slot, or a script that fails in its third step would
+be started forever.
 """
 
 from __future__ import annotations
@@ -47,10 +36,8 @@ from edl.record import Record
 from edl.records import Generation, Job, JobState, Stage
 
 # ------------------------------------------------------------
-# Translate the exit code of a worker process for a shell, for a sentence, and from a wrapper.
-#
-# The exit code of a process is -n if signal n killed it, else 0 to 255. A shell shows 128 + n for a
-# kill by signal n, and ends with that itself if its last command was killed.
+# Exit codes: -n if signal n killed a process, else 0 to 255. A shell shows 128 + n for a kill by
+# signal n, and ends with that itself if its last command was killed.
 
 
 UNKNOWN_EXIT = -1000  # it ended, and only its parent could have learned how: it is gone, or did
@@ -92,18 +79,10 @@ def how(code: int) -> str:
 
 
 # ------------------------------------------------------------
-# Define the ends of an agent, the exit code of each, and the line that `--json` prints at its end.
-#
-# The ends are those of `AgentEnd`, their codes are in `EXIT_CODES`, and `AgentResult` is the line.
-#
-# The code of `edl agent` tells an engine or a supervisor what became of the agent, without a
-# question to ZooKeeper. The codes from 90 to 97 are those that shells (126 to 165), `sysexits.h`
-# (64 to 78) and systemd (200 to 243) leave free. A script may still end with one of them, so that
-# its failed job has the same code: the line of `--json` tells the two apart.
-#
-# `edl run` and `edl join` end with the code of the job (`result`), or `edl run` with that of a host
-# that was drained (`run_exit_code`). They, and all other commands, have the codes for a job that
-# does not exist and for a host that has an agent already.
+# The ends of an agent. Its exit code tells a supervisor what became of it, without a question to
+# ZooKeeper. 90 to 97 are free of shells (126 to 165), `sysexits.h` (64 to 78) and systemd (200 to
+# 243). A script may still end with one of them, so that its failed job has the same code: the line
+# of `--json` tells the two apart. `edl run` and `edl join` end with the code of the job.
 
 
 INTERRUPTED = 130  # of a command that Ctrl-C ended before it had done anything
@@ -217,12 +196,8 @@ def run_exit_code(end: AgentEnd, of_job: int) -> int:
 
 
 # ------------------------------------------------------------
-# Split a command line that runs Python into its parts, as the interpreter itself does.
-#
-# The entry point is `parse_command`. Nothing is run, and no file is read.
-#
-# A launcher has to know what the interpreter would run: to check that a script exists, and to run
-# it in a process that is forked from a template (`template`).
+# Split a command line of Python as the interpreter does, without running or reading anything: to
+# check that a script exists, and to run it in a process forked from a template (`template`).
 
 
 TRANSPARENT = "edl.transparent"  # the module that runs an unchanged Horovod script

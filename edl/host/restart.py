@@ -1,18 +1,8 @@
 """Decide what a launcher does with each of its worker processes while the job goes on.
 
-A launcher is an agent or an `edl-worker`. :func:`why_to_end` and :func:`with_terminating` decide
-which processes are ended, :func:`starts` and :func:`disable_slot` what follows an end. The rules:
-
-1. A process is ended if the leader has evicted its worker. It is also ended if its worker never was
-   in a ring and left ZooKeeper long ago: the worker is frozen and no leader knows of it. And it is
-   ended if its worker is in the ring but has left ZooKeeper and does not answer on its own host
-   while the other workers could go on: the worker is frozen, and their leader may be a newcomer
-   that cannot tell this from a broken network. A process that is suspended (SIGSTOP) is killed when
-   another worker of its ring, which answers, waits for it. A process whose script has ended, or
-   that the leader knows is gone, is left to end by itself, and killed if it has not ended after a
-   time limit.
-2. A slot whose worker has ended is started again, with a back-off that grows with its failures. A
-   slot that fails too often is disabled; if the job needs that slot, the job has FAILED.
+It ends those that cannot stay (:func:`why_to_end`), and starts a slot whose worker has ended again,
+with a back-off that grows with its failures. A slot that fails too often is disabled; if the job
+needs that slot, the job has FAILED.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Handle the signals that ask a command to end, so that the command can end in its own way.
-
-The main entry is :func:`handled`; ``TO_END`` has these signals. In :func:`child_ends_kept` the exit
-codes of child processes can be read.
-"""
+"""Handle the signals that ask a command to end, so that the command can end in its own way."""
 
 from __future__ import annotations
 

@@ -1,13 +1,7 @@
 """Define a launcher's own state and its decisions, and update the state from ZooKeeper.
 
-Before each decision a launcher updates its processes by :func:`observe` and its state by
-:func:`noted`; a decision is a :class:`SupervisorDecision`.
-
-A launcher keeps worker processes: the agent of `edl run` keeps those of a host, and `edl-worker`
-under horovodrun keeps that of a slot. The decisions common to both are in
-:mod:`edl.host.job_end` (the end of the job) and :mod:`edl.host.restart` (one
-process); the agent's own are in :mod:`edl.host.decide`, those of `edl-worker` in
-:mod:`edl.host.horovodrun.decide`.
+A launcher is an agent, which keeps the workers of a host, or an `edl-worker` under horovodrun,
+which keeps that of a slot. Both share :mod:`edl.host.job_end` and :mod:`edl.host.restart`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Find the line of a dead process's output that best says why the process died.
 
-The entry point is :func:`best`. Mostly the line is the last one, but not always: Python ends an
-error with its type and message, and then the interpreter, libraries and progress bars may write
-more. So the end of the last traceback is chosen if at most :data:`AFTER` (10) meaningful lines
-follow it, with the innermost line of the user's code; otherwise the last line that is not noise.
+Mostly the last one. But after an error Python, libraries and progress bars may write more: so the
+end of the last traceback is chosen if at most :data:`AFTER` (10) meaningful lines follow it, with
+the innermost line of the user's code; otherwise the last line that is not noise.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Start, watch and end the worker processes of one launcher; each leads its own process group.
 
-The main entry is :class:`Workers`. If there is a template (a process that forks workers,
-:mod:`edl.host.template`), a worker is forked from it; otherwise it is started by ``exec``.
-
-A worker of an agent does not depend on the agent: it writes to a log file, and gets no signal when
-the agent dies. When a worker has exited, the rest of its process group is killed, so that none of
-its helper processes stays behind.
+A worker of an agent does not depend on it: it writes to a log file, and gets no signal when the
+agent dies. When it has exited, the rest of its process group is killed, so that no helper stays
+behind.
 """
 
 from __future__ import annotations
@@ -371,11 +368,7 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
 
 # ------------------------------------------------------------
-# Tie a process to its parent: kill it when the parent dies, or find out if its output is read.
-#
-# A process calls `die_with_parent` to be killed with its parent, `behind_a_shell` to be a child of
-# a process that waits for it as a shell does, and `is_unread` to ask about its output. The
-# functions are for Linux, and independent of each other.
+# Tie a process to its parent (Linux only).
 
 
 _PR_SET_PDEATHSIG = 1
@@ -417,13 +410,9 @@ def is_unread(output: int) -> bool:
 
 
 # ------------------------------------------------------------
-# Find the workers of this host that do not answer their agent, and record where they hang.
-#
-# The agent asks only workers whose ZooKeeper session has ended or that were evicted. Agent and
-# worker are on the same host, so the network cannot be the cause: a worker that does not answer is
-# frozen, or too overloaded to be of use. The agent's loop has one `UnresponsiveWorkers`. It calls
-# `look()` after each reading of the job's records, and `write_stacks()` before it ends a worker
-# that does not answer. `look_for_suspended()`, which reads `/proc`, is called in each turn.
+# Find the workers of this host that do not answer their agent. It asks only workers whose ZooKeeper
+# session has ended or that were evicted. Both are on the same host, so the network cannot be the
+# cause: a worker that does not answer is frozen, or too overloaded to be of use.
 
 
 ASK_TIMEOUT_S = 0.5

@@ -1,13 +1,9 @@
 """Compute which idle slots a job borrows, and when the job has to give them back.
 
-:func:`borrow` and :func:`reclaim` compute the desired workers after a request of a person or a
-program, :func:`overdue` the workers that a leader evicts at the deadline.
-
-A job with borrowed slots has more workers than it needs. For each host the number of borrowed slots
-is kept, not which ones. When fewer workers are wanted on a host, its borrowed slots are given back
-first. When their owner wants slots back (``reclaim``), workers leave by a planned switch, as after
-any `edl scale`. A worker that has not left shortly before the deadline is evicted: then the other
-workers repair the ring and go on without it, and no training progress is lost.
+For each host the number of borrowed slots is kept, not which ones; when fewer workers are wanted
+there, these go first. When their owner wants slots back, workers leave by a planned switch. One
+that has not left shortly before the deadline is evicted: the others repair the ring, and no
+progress is lost.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Run the daemon of a worker: a thread that follows ZooKeeper and keeps the worker's nodes in it.
 
-A :class:`Daemon` breaks the ring when a member is evicted, and does nothing else with it. It never
-waits for the training thread. It puts news of the job (generations, evictions, the job's end) into
-the state shared with that thread. It writes the worker's member node and events, and retries while
-ZooKeeper is away. While its worker leads, it also runs :class:`edl.job.leader.LeaderTerm`.
+It hands news of the job to the training thread, for which it never waits, writes the worker's
+record and events, breaks the ring when a member is evicted, and runs
+:class:`edl.job.leader.LeaderTerm` while its worker leads. While ZooKeeper is away it retries.
 """
 
 from __future__ import annotations
@@ -53,9 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 # ------------------------------------------------------------
-# Answer what others ask a worker at its HTTP port: its health, its model and its metrics.
-#
-# `WorkerEndpoints` does it. All of them are open: they need no signature.
+# What others ask a worker at its HTTP port. All routes are open: they need no signature.
 
 
 class WorkerEndpoints:
@@ -126,10 +123,7 @@ class WorkerEndpoints:
 
 
 # ------------------------------------------------------------
-# Connect a worker's training thread to the policy of its job in ZooKeeper.
-#
-# Through `PolicyInZooKeeper` the training thread proposes a policy, and reads or writes the job's
-# scaling profile: the measured throughput by number of workers.
+# Connect a worker's training thread to the policy of its job, and to its scaling profile.
 
 
 class PolicyInZooKeeper:
@@ -193,9 +187,8 @@ def _warn_of_another(stands: JobPolicy, proposed: JobPolicy) -> None:
 
 
 # ------------------------------------------------------------
-# Let a script's workers exchange messages before the training: `exchange_before_training`.
-#
-# Workers die, and others start in their place, also before the training of a job begins.
+# Messages of a script's workers before the training. Workers may die and be replaced meanwhile,
+# too.
 
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5  # between two tries
@@ -252,11 +245,8 @@ def _may_come_back(store: JobStore, error: CoordinationError | UnknownJob) -> bo
 
 
 # ------------------------------------------------------------
-# Write the stacks of a worker's threads to a file on a signal, even if Python cannot run any more.
-#
-# `offer_stacks` chooses file and signal. A worker that does not answer may be stuck in a library
-# call that never releases Python's lock (the GIL). Python's faulthandler writes from the signal
-# handler itself, in C, and takes no lock.
+# A worker that does not answer may be stuck in a library call that never releases Python's lock
+# (the GIL). Python's faulthandler writes from the signal handler itself, in C, and takes no lock.
 
 
 def offer_stacks(path: str, number: int) -> None:

@@ -1,7 +1,4 @@
-"""Define a leader's decision about the members of a job, and the time limits of such decisions.
-
-They are :class:`MembershipDecision` and :class:`Limits`; :mod:`edl.job.membership` decides.
-"""
+"""Define a leader's decision about the members of a job, and the time limits of such decisions."""
 
 from __future__ import annotations
 
@@ -22,17 +19,10 @@ from edl.records import (
 from edl.text import workers
 
 # ------------------------------------------------------------
-# Change how many workers a job shall have: the one way for people, launchers and the leader.
-#
-# The entry point is `set_desired`, which computes a `DesiredChange` and writes nothing.
-#
-# The wanted workers (`desired`) and the ones that the launcher is to start (`assigned`) are two
-# records in ZooKeeper. An agent of `edl run` keeps as many workers as are desired, so there both
-# records change at once, and no reader ever sees one without the other. Where a launcher assigns
-# slots by itself, only `desired` changes.
-#
-# The records are written by `set_desired` and, for the leader, fenced together with the generation,
-# by `carry_out`.
+# Change how many workers a job shall have: the one way for people, launchers and the leader. What
+# is wanted (`desired`) and what the launcher is to start (`assigned`) are two records. An agent of
+# `edl run` keeps as many workers as are desired, so both change at once, and no reader sees one
+# without the other. Where a launcher assigns slots by itself, only `desired` changes.
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """Do a daemon's work while its worker leads: read the job's state, decide, write the decision, log.
 
-The decision is made by :func:`edl.job.membership.decide`, not here. All that the next leader
-needs is in ZooKeeper; only how long each fact about the job has been true it measures again. The
-main entry is :class:`LeaderTerm`.
+All that the next leader needs is in ZooKeeper; only for how long each fact has been true it
+measures again.
 """
 
 from __future__ import annotations
@@ -56,10 +55,8 @@ logger = logging.getLogger(__name__)
 
 
 # ------------------------------------------------------------
-# Find out which workers are dead and which hold up the job, by asking the workers over HTTP.
-#
-# This module asks; `liveness` and `stall` decide what the answers mean. The main entry is
-# `FailureDetector`.
+# Ask the workers over HTTP which are dead and which hold up the job; `liveness` and `stall` decide
+# what the answers mean.
 
 
 @dataclass(frozen=True)
@@ -469,10 +466,6 @@ class _Rate:
         (first_at, first), (last_at, last) = self._points[0], self._points[-1]
         self.newest = (last - first) / (last_at - first_at) if last_at > first_at else 0.0
         return self.newest
-
-
-# ------------------------------------------------------------
-# Let a worker take part in the election of the leader, and lead while it is elected: `Candidate`.
 
 
 class Candidate:

@@ -156,9 +156,7 @@ def ring_members(generation: Generation | None) -> dict[int, RingMember]:
 
 
 # ------------------------------------------------------------
-# Measure for how long the facts by which a leader decides about members have been true.
-#
-# The entry point is `AgeTracker`; a leader has one for each of its terms.
+# Measure for how long the facts have been true by which a leader decides.
 
 
 AWAY_S = 10.0  # if a snapshot comes later, the leader could not read: the rest does not count

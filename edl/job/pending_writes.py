@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------
-# Write a worker's events to the job's log, in order and each once, also if ZooKeeper fails.
-
-
 class EventLog:
     def __init__(self, events: EventNodes, shared: SharedState) -> None:
         self._events = events
@@ -60,11 +56,9 @@ class EventLog:
 
 
 # ------------------------------------------------------------
-# Keep a worker's standard output and error in a file of bounded size; survive a full disk.
-#
-# A worker writes to a file, not to a pipe of its agent, so that it can go on when the agent is
-# gone. It begins a new file when the old one has reached its limit. Where `print` would raise
-# because the disk is full, the line is left out instead. `OwnLog` stands for the file.
+# Keep a worker's output in a file of bounded size: not in a pipe of its agent, so that it can go on
+# when the agent is gone. Where `print` would raise because the disk is full, the line is left out
+# instead.
 
 
 _NEXT = ".next"  # of the one that takes its place in a moment
@@ -189,13 +183,10 @@ class _Lossy(io.FileIO):
 
 
 # ------------------------------------------------------------
-# End a job in order while ZooKeeper is away.
-#
-# The end of the job cannot be written to ZooKeeper then. Instead, the agent of `edl run` tells a
-# worker on the worker's own port (`POST /end`, signed), and that worker tells the other workers of
-# its ring (`JobEndEndpoint`). Each worker's step record says whether it knows of the end. All
-# workers leave after the first step in which every record says so, as when the leader ends the job
-# (`END`).
+# End a job in order while ZooKeeper is away: the agent of `edl run` tells a worker on its own port
+# (`POST /end`, signed), which tells the others of its ring. Each worker's step record says whether
+# it knows of the end, and all leave after the first step in which every record says so, as when the
+# leader ends the job.
 
 
 class JobEndEndpoint:

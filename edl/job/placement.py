@@ -1,8 +1,8 @@
-"""Decide how many workers each host gets; the entry point is :func:`place_workers`.
+"""Decide how many workers each host gets.
 
 Hosts keep the workers that they have. Further ones go to free slots of the hosts in the order of
-their names, and workers are taken from the last hosts by name. The functions change no argument and
-write nothing; the result depends on the arguments only, and never on an order of arrival.
+their names, and workers are taken from the last hosts by name. Nothing depends on an order of
+arrival.
 """
 
 from __future__ import annotations
@@ -176,9 +176,7 @@ def _too_few(job: str, np: int, desired: Placement, slots: Mapping[str, int], by
 
 
 # ------------------------------------------------------------
-# Compute a worker's place in a ring, in Horovod's terms, from the members of its generation.
-#
-# The entry point is `topology_of`. All ranks and indices begin at 0.
+# A worker's place in a ring, in Horovod's terms. All ranks and indices begin at 0.
 
 
 @dataclass(frozen=True)
@@ -212,13 +210,8 @@ def topology_of(members: Sequence[RingMember], rank: int) -> WorkerTopology:
 
 
 # ------------------------------------------------------------
-# Check and describe which devices of each host a job may use, and place workers as they are asked.
-#
-# `device_sets` checks what a user's program gives, `check_devices` compares it with the workers,
-# and `placed_exactly` computes the placement.
-#
-# The *number of a device* is that of one of the host's slots, from 0; where the host has GPUs, it
-# is the number of a GPU. A job that is limited to devices has a set of them for each of its hosts.
+# Which devices of each host a job may use. The number of a device is that of one of the host's
+# slots, from 0; where the host has GPUs, it is the number of a GPU.
 
 
 DeviceSets = Mapping[str, tuple[int, ...]]  # the numbers of the devices, by host
@@ -311,14 +304,10 @@ def _numbers(host: str, given: object) -> tuple[int, ...]:
 
 
 # ------------------------------------------------------------
-# Tell how far a migration of workers between two hosts is, and how it went.
-#
-# The entry points are `migration_status` during a migration and `migration_outcome` after it.
-#
-# All is read from the job's records in ZooKeeper. The migration itself follows from the desired
-# workers: the target's agent starts newcomers, the leader keeps the workers that leave the source
-# until the newcomers are ready, and lets all change places in one switch (`membership`). So the
-# migration goes on if the process that asked for it ends. No function here decides about members.
+# How far a migration between two hosts is, read from the job's records alone. It follows from the
+# desired workers: the target's agent starts newcomers, the leader keeps the workers that leave the
+# source until these are ready, and lets all change places in one switch (`membership`). So it goes
+# on if the process that asked for it ends.
 
 
 @dataclass(frozen=True)
@@ -438,12 +427,8 @@ def stall_s(switch: SwitchDetails) -> float:
 
 
 # ------------------------------------------------------------
-# Choose the host on which one worker is replaced: another host if it has room, else the same.
-#
-# The entry point is `place_replacement`; `undo_replacement` undoes its result.
-#
-# In both cases there is one switch: the leader keeps the worker until its replacement is ready
-# (`resize`), which the agent of the chosen host starts meanwhile.
+# The host on which one worker is replaced: another one if it has room, else the same. In both cases
+# there is one switch: the leader keeps the worker until its replacement is ready (`resize`).
 
 
 def place_replacement(
@@ -487,13 +472,9 @@ def _free(host: Host, desired: int) -> int:
 
 
 # ------------------------------------------------------------
-# Say whether the hosts of a job that has not begun can have enough workers for its first ring.
-#
-# A job may be created for several hosts before any agent runs there. The leader starts the first
-# ring when all workers of these hosts are ready, or after a time limit with at least `min_np` of
-# them (`decide`). With fewer it would wait for ever for a host that does not come, so the agents
-# end such a job (`job_end`). `has_too_few_places` says whether the hosts of a job have too few
-# workers to begin, and `why_too_few` gives the reason as a sentence.
+# Whether the hosts of a job that has not begun can have enough workers for its first ring. A job
+# may be created before any agent runs. With fewer than `min_np` the leader would wait for ever for
+# a host that does not come, so the agents end such a job (`job_end`).
 
 
 def has_too_few_places(snapshot: Snapshot) -> bool:
@@ -537,13 +518,9 @@ def _places(snapshot: Snapshot) -> dict[str, int]:
 
 
 # ------------------------------------------------------------
-# Compute the desired workers when a host joins a running job (`edl join`).
-#
-# The entry point is `request_workers`.
-#
-# In a cluster, hosts are replaced by hosts with other names. The workers desired on a host that is
-# gone are therefore not counted when a host joins: with at most 4 workers allowed, a new host can
-# get the 2 workers of a host that is gone.
+# The desired workers when a host joins (`edl join`). In a cluster, hosts are replaced by hosts with
+# other names, so workers desired on a host that is gone are not counted: with at most 4 workers
+# allowed, a new host can get the 2 of a host that is gone.
 
 
 def request_workers(

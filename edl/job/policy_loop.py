@@ -1,8 +1,7 @@
 """Apply a job's policy in each turn of the leader: its size, global batch and slow workers.
 
-The main entry is :class:`PolicyLoop`. Nothing is written here:
-:class:`edl.job.leader.LeaderTerm` writes the results, in transactions that fail if another
-worker has become the leader.
+:class:`edl.job.leader.LeaderTerm` writes the results, in transactions that fail if another leads by
+now.
 """
 
 from __future__ import annotations
@@ -76,10 +75,8 @@ class PolicyResult:
 
 
 # ------------------------------------------------------------
-# Report slow workers, and replace the slowest ones by workers on hosts with a free slot.
-#
-# Until it is replaced, a slow worker trains smaller batches than the others; it chooses their size
-# itself (`loader_steps`). The main entry is `StragglerMitigation`.
+# Report slow workers, and replace the slowest on hosts with a free slot. Until it is replaced, a
+# slow worker trains smaller batches than the others; it chooses their size itself (`loader_steps`).
 
 
 class StragglerMitigation:
@@ -178,10 +175,8 @@ def _doing(finding: StragglerReport, care: Mitigation, done: Mapping[int, str]) 
 
 
 # ------------------------------------------------------------
-# Call a user's scaling rule in a thread of its own, because it may be slow.
-#
-# If the leader waited for the rule, it would notice a broken ring too late. The main entry is
-# `CustomRuleRunner`.
+# A user's scaling rule runs in a thread of its own: if the leader waited for it, it would notice a
+# broken ring too late.
 
 
 WAIT_S = 0.05  # for an answer in the same turn
@@ -242,9 +237,7 @@ class _RuleCall:
 
 
 # ------------------------------------------------------------
-# Fit the model of a job's step time in a thread, so that the leader does not wait for it.
-#
-# The main entry is `Fitting`.
+# The model of a job's step time is fitted in a thread, too.
 
 
 EVERY_S = 30.0  # between two fits
@@ -295,12 +288,8 @@ def _measured(seen: Mapping[tuple[int, int], SizeMeasurement]) -> list[StepTimeS
 
 
 # ------------------------------------------------------------
-# Apply the policy, turn by turn: `PolicyLoop`.
-#
-# A turn observes the job, asks the rule of its policy, and returns a change of the desired workers,
-# which the leader writes. The rules are pure functions (`policy`). The scaling profile of a job
-# (its throughput by number of workers), and the state of its rule, are in ZooKeeper, where the next
-# leader finds them.
+# The policy, turn by turn. The rules are pure functions (`policy`); the scaling profile, with the
+# state of the rule, is in ZooKeeper, where the next leader finds it.
 
 
 KEEP_S = 10.0  # after so long, what was learned is written again

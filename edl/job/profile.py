@@ -190,14 +190,9 @@ def _sum(
 
 
 # ------------------------------------------------------------
-# Compute which workers a profiled job shall have afterwards, whoever has changed them meanwhile.
-#
-# The process that profiles keeps a `ProfileView`, and afterwards asks its `fate_of` and
-# `given_back`.
-#
-# A profile measures a job at several numbers of workers, so it changes the size again and again.
-# Meanwhile a person may ask for another size, or hosts and workers may join and leave. A size that
-# a person asked for stays. Otherwise only what the profile itself has taken or added is undone.
+# Which workers a profiled job shall have afterwards. A profile changes the size again and again;
+# meanwhile a person may ask for another, or hosts and workers may come and go. A size that a person
+# asked for stays. Otherwise only what the profile itself has taken or added is undone.
 
 
 @dataclass(frozen=True)

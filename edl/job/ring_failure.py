@@ -1,9 +1,7 @@
 """Interpret how a ring broke, for messages, and decide when it is in vain to repair it again.
 
-:func:`short_error` and :func:`blamed_rank` read Horovod's error: a line of C++ with the path of a
-source file in front. It names the failed neighbour by its address only, so the neighbour's rank can
-be told only if no other member of the ring has that address. The rank is a hint for people: whether
-a worker is dead is decided by proof (:mod:`edl.job.liveness`). :class:`RepairCount` counts repairs.
+Horovod's error is a line of C++ that names the failed neighbour by its address only, so its rank is
+a hint for people: whether a worker is dead is decided by proof (:mod:`edl.job.liveness`).
 """
 
 from __future__ import annotations
@@ -34,11 +32,9 @@ def blamed_rank(text: str, members: Sequence[RingMember], own_rank: int) -> int 
 
 
 # ------------------------------------------------------------
-# Decide when repairs of a job's rings are in vain: `RepairCount`.
-#
 # A repair helps if a worker has died, for the next ring lacks that worker. If the same workers
-# break ring after ring at the same point of the training, a collective of the script fails in each
-# of them, or the network between two of the workers is cut.
+# break ring after ring at the same point, a collective of the script fails in each of them, or the
+# network between two of the workers is cut.
 
 
 MAX_REPAIRS = 10  # in a row, of the same workers at the same point of the training

@@ -14,15 +14,6 @@ from edl.errors import UsageError
 from edl.records import Generation, Job, JobState
 from edl.text import counted
 
-# ------------------------------------------------------------
-# Check the token of a run, and decide whether an agent may still join the run.
-#
-# `check_run_token` does the first, `why_run_is_over` the second.
-#
-# A run is one start of a job. A job that is stopped and started again under its name is another
-# run. Each run has a token; no two runs have the same one.
-
-
 _TOKEN = re.compile(r"[0-9a-f]{16,64}")
 
 _ENDED = {
@@ -52,12 +43,10 @@ def why_run_is_over(job: Job, run: str, current: str) -> str:
 
 
 # ------------------------------------------------------------
-# Decide which process writes the records of a job again after ZooKeeper has lost them.
-#
-# Every worker has read the job's records before. A worker that knows the newest generation writes
-# them: if an older generation were written, the next one would get a number that is already in use.
-# The workers try in the order of their ranks (`restore_delay_s`), if `may_restore` and `is_newest`
-# allow it. If no worker of the ring is left, a launcher writes, after `LAUNCHER_S` (10) seconds.
+# Which process writes the records of a job again after ZooKeeper has lost them: a worker that knows
+# the newest generation, as with an older one the next would get a number that is already in use.
+# The workers try in the order of their ranks; if none of the ring is left, a launcher does after
+# `LAUNCHER_S`.
 
 
 TURN_S, TURNS = 0.1, 50  # each of the first TURNS ranks begins TURN_S later than the one before
@@ -83,17 +72,12 @@ def is_newest(generation: Generation | None, known_to_others: Iterable[int]) -> 
 
 
 # ------------------------------------------------------------
-# Define how a worker reports the end of its job, and decide how a preempted job has ended.
-#
 # A job is *preempted* if it was asked to save everything and to end within a bound: by `edl
-# preempt`, or by SIGTERM to `edl run` with the setting `preempt_within_s`. The rules:
-#
-# 1. The bound counts from the moment at which a process of the job has read of it. The launchers
-#    kill every worker that runs when it is over.
-# 2. The workers save for a shorter time (`save_limit_s`), so that they end by themselves.
-# 3. A save that is not complete within that time is dropped. The checkpoint before it stays
-#    complete, and `halted` names it.
-# 4. The job has ended in the state STOPPED, with exit code 96 if its last step was saved, else 97.
+# preempt`, or by SIGTERM to `edl run` with `preempt_within_s`. The bound counts from when a process
+# of the job has read of it; when it is over, the launchers kill every worker that runs. The workers
+# save for a shorter time (`save_limit_s`), so that they end by themselves; a save that is not
+# complete by then is dropped, and the checkpoint before it stays complete. The job is STOPPED, with
+# code 96 if its last step was saved, else 97.
 
 
 HALTED_EXIT = 96  # of a preempted job whose last step was saved, and of its workers

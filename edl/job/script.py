@@ -1,9 +1,7 @@
 """Decide whether a newcomer's model can take over the state of the job, before the newcomer joins.
 
-The entry point is :func:`why_unfit`, which the newcomer calls.
-
-If a newcomer ended with an error after it has joined, the other workers would have to repair the
-ring, and again for each worker that is started in its place.
+If it ended with an error after it has joined, the others would have to repair the ring, and again
+for each worker that is started in its place.
 """
 
 from __future__ import annotations
@@ -19,10 +17,6 @@ from edl.job.snapshot import Snapshot
 from edl.job.stall import FOR_COLLECTIVE, FOR_GRADIENTS, FOR_NUMBERS
 from edl.record import Record
 from edl.text import counted
-
-# ------------------------------------------------------------
-# Decide whether a worker waits for another one whose script has ended: `waits_for_ended`.
-
 
 UNSERVED_S = 3.0  # a collective of the script that waits so long lacks who has returned
 
@@ -47,11 +41,9 @@ def waits_for_ended(
 
 
 # ------------------------------------------------------------
-# Collect what workers send to each other before the training of a job: pure functions.
-#
-# The exchanges of a job are numbered from 0. They are kept as a JSON object, `{"exchanges":
-# [...]}`, where an exchange is `{"sent": {worker id: payload}}` as long as a worker is missing, and
-# `{"answer": [payloads in rank order]}` after that. Payloads are texts.
+# What workers send to each other before the training. Exchanges are numbered from 0, and kept as
+# JSON: `{"exchanges": [...]}`, each `{"sent": {worker id: payload}}` as long as a worker is
+# missing, and after that `{"answer": [payloads in rank order]}`.
 
 
 def participants(snapshot: Snapshot) -> tuple[int, ...]:
@@ -83,14 +75,9 @@ def answer_of(values: Mapping[str, Any], number: int) -> list[str] | None:
 
 
 # ------------------------------------------------------------
-# Describe the fits of a script that trains in phases: freeze, `fit`, unfreeze, `fit` again.
-#
-# `ScriptFits` holds how far a script is; the functions convert it and word error messages.
-#
 # A *fit* is one call of Keras' `fit`. A job goes through the fits of its script one after the
-# other, over the epochs of one data set: the first epoch of a fit follows the last one of the fit
-# before. A newcomer, or a job that is resumed, skips the fits that are done: the state that it gets
-# comes from the present fit, whose model and optimizer may be others than those of an earlier fit.
+# other, over the epochs of one data set. A newcomer, or a job that is resumed, skips those that are
+# done: its state comes from the present fit, whose model and optimizer may be others.
 
 
 @dataclass(frozen=True)

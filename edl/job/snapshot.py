@@ -1,7 +1,4 @@
-"""Define the snapshot of all records of a job in ZooKeeper, from which edl makes decisions.
-
-:meth:`edl.zookeeper.store.JobStore.snapshot` reads a :class:`Snapshot`.
-"""
+"""Define the snapshot of all records of a job in ZooKeeper, from which edl makes decisions."""
 
 from __future__ import annotations
 

@@ -1,13 +1,8 @@
 """Decide whether a job stands still (completes no step), and which workers the others wait for.
 
-:func:`stands_still` says whether, :func:`judge_stall` says who, from a :class:`Report` about each
-worker.
-
-A worker that answers is alive, however long its step takes: an evaluation, a checkpoint, a slow
-disk. So no worker is evicted for being slow unless the user set a limit; but the worker that holds
-up the job is named, with what it is doing. A worker that left its loop in the midst of a step is
-evicted, because its gradients never come. A worker that does not answer for long is frozen, even if
-it still has a ZooKeeper session.
+A worker that answers is alive, however long its step takes: it is named, with what it is doing, and
+evicted only past a limit of the user's. One that left its loop in the midst of a step is evicted,
+as its gradients never come; so is one that does not answer for long, even with a ZooKeeper session.
 """
 
 from __future__ import annotations

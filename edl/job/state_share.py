@@ -1,8 +1,4 @@
-"""Divide the arrays of a job's state between the workers that save it together.
-
-:func:`divide` says which worker saves which array, :func:`parts_limit_s` how long rank 0 waits for
-what the others save.
-"""
+"""Divide the arrays of a job's state between the workers that save it together."""
 
 from __future__ import annotations
 

@@ -1,16 +1,10 @@
 """The files by which a program hands a function to the workers of a job, and gets its results.
 
-A directory that all hosts of the job share has these files:
-
-- ``NAME.py``: the script of each worker, which makes the call
-  :func:`edl.program.function_worker.call_function`;
-- ``function``: the function and its arguments, pickled by value as far as no installed module has
-  them, ``sys.path``, and the text of notebook cells, so that a traceback and TensorFlow's AutoGraph
-  find the source;
-- ``result-wN``: the rank of worker N, and what the function has returned there;
-- ``failure-wN``: whether the function has failed after its training, and the traceback.
-
-Each file appears complete or not at all, and only this user can read it.
+In a directory that all hosts share: ``NAME.py`` is the script of each worker; ``function`` the
+function and its arguments, pickled by value as far as no installed module has them, ``sys.path``,
+and the text of notebook cells for tracebacks and AutoGraph; ``result-wN`` rank and result of worker
+N; ``failure-wN`` its traceback. Each file appears complete or not at all, readable by this user
+only.
 """
 
 from __future__ import annotations

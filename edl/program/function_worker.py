@@ -1,7 +1,4 @@
-"""Call the function of another program in a worker, and write down its result.
-
-The main entry is :func:`call_function`.
-"""
+"""Call the function of another program in a worker, and write down its result."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Start a job whose script is a function, run this host's agent, and return the results.
-
-The main entry is :func:`run`, for ``edl.run``. It makes the calls of the command `edl run`.
-"""
+"""Start a job whose script is a function, run this host's agent, and return the results."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ from edl.zookeeper.paths import check_name
 from edl.zookeeper.store import JobStore
 
 # ------------------------------------------------------------
-# Show the status line of a job below a notebook's cell, where one line changes in place.
+# The status line below a notebook's cell.
 
 
 _REDRAW_S = 0.5
@@ -97,12 +94,6 @@ def notebook_display() -> Callable[..., Any] | None:
         return None
     found: Callable[..., Any] = ipython.display.display
     return found
-
-
-# ------------------------------------------------------------
-# Check the arguments of `edl.run`, and tell its options from the settings of a job.
-#
-# The main entries are `split_options` and `check_call`.
 
 
 _HOSTS = (

@@ -331,12 +331,9 @@ def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> Sup
 
 
 # ------------------------------------------------------------
-# Find the slots whose `edl-worker` has died, and decide what the other `edl-worker`s do then.
-#
-# This is for jobs that horovodrun started. When an `edl-worker` has died, with its host or by kill
-# -9, the driver knows it, but acts only when all other `edl-worker` processes ask it to place the
-# slots again: then it bars the whole host. `abandoned` finds such slots, and `after_loss` decides
-# whether to ask the driver. The entry point is `see`.
+# Slots whose `edl-worker` has died, with its host or by kill -9. The driver knows it, but acts only
+# when all other `edl-worker` processes ask it to place the slots again: then it bars the whole
+# host.
 
 
 class AfterLoss(Enum):

@@ -1,10 +1,8 @@
 """Decide what `edl-discover` prints: how many workers horovodrun shall start on each host.
 
-Horovod's driver calls `edl-discover` once a second. The answer is the number of workers that is
-desired for the job in ZooKeeper; before there is a job, it is horovodrun's option -np. If ZooKeeper
-does not answer, the last answer is repeated: it is kept in a file, one for each driver. Most calls
-need not come here: :mod:`~edl.host.horovodrun.last_answer`. The main entry is
-:func:`desired_hosts`.
+The driver calls it once a second. The answer is what is desired for the job in ZooKeeper; before
+there is a job, -np; without an answer of ZooKeeper the last one, kept in a file for each driver.
+Most calls need not come here: :mod:`~edl.host.horovodrun.last_answer`.
 """
 
 from __future__ import annotations

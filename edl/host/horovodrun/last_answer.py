@@ -1,17 +1,10 @@
 """Repeat the last answer of `edl-discover` while the job wants the same number of workers.
 
-horovodrun's driver runs `edl-discover` once a second. To import what asks ZooKeeper takes 0.3 s of
-processor time, so most calls do without:
-
-- After a call has asked ZooKeeper, it keeps what it printed, with what it was asked and the desired
-  workers: :func:`keep_answer`.
-- Each `edl-worker` on the machine of horovodrun follows the job's records anyway. It keeps the
-  desired workers in a file, and touches that file while it reads the records: :class:`DesiredFile`.
-- A call whose question and desired workers are the kept ones prints what was kept:
-  :func:`last_answer`. It asks ZooKeeper if they differ, or if no `edl-worker` has touched the file
-  for 3 s (``FRESH_S``).
-
-This module imports nothing of edl, and nothing that Python has not imported at its start.
+To import what asks ZooKeeper takes 0.3 s of processor time, once a second. So each call keeps what
+it printed, with its question and the desired workers, and each `edl-worker` on the machine keeps
+the desired ones in a file, which it touches while it follows the records. If both agree and the
+file is fresh (``FRESH_S``), the kept answer is printed. Imports nothing of edl, nor what Python has
+not imported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Find the process of horovodrun that started this process, and read its options and its job.
-
-The main entry is :func:`find_launcher`.
-"""
+"""Find the process of horovodrun that started this process, and read its options and its job."""
 
 from __future__ import annotations
 

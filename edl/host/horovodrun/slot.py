@@ -1,10 +1,7 @@
 """Supervise the worker in one slot of horovodrun: the main part of `edl-worker`.
 
-`edl-worker` is the process between the driver of horovodrun and the training process of a slot.
-:mod:`edl.host.horovodrun.decide` decides what to do. This module carries that out, follows the
-driver, and finds `edl-worker` processes that have died. The driver takes the end of an `edl-worker`
-for the end of its slot or of the job, so this process ends only when that is right. The main entry
-is :class:`SlotSupervisor`.
+The driver takes the end of an `edl-worker` for the end of its slot or of the job, so this process
+ends only when that is right: :mod:`edl.host.horovodrun.decide`.
 """
 
 from __future__ import annotations
@@ -54,13 +51,10 @@ logger = logging.getLogger(__name__)
 
 
 # ------------------------------------------------------------
-# Find out whether horovodrun's driver missed a change of hosts while its rank 0 started.
-#
-# The driver notifies rank 0 of a change of hosts. A change that comes before rank 0 has registered
-# is lost: the driver notifies no process of it later. So the process that was started as rank 0
-# asks the driver once to assign the slots again, unless `edl-discover` is used, which says how many
-# workers are desired. That new assignment leaves the ranks as they are, and no worker stops for it.
-# The main entry is `LateStart`.
+# The driver notifies rank 0 of a change of hosts, and a change that comes before rank 0 has
+# registered is lost. So the process that was started as rank 0 asks the driver once to assign the
+# slots again, unless `edl-discover` is used, which says how many workers are desired. The ranks
+# stay, and no worker stops.
 
 
 class LateStart:
@@ -101,12 +95,9 @@ def _may_be_placed_otherwise(snapshot: Snapshot) -> bool:
 
 
 # ------------------------------------------------------------
-# Start the worker process of one slot of horovodrun.
-#
-# The worker dies with its `edl-worker`, because the driver counts the slot as failed when
-# `edl-worker` dies. The worker has the standard output of `edl-worker`, so that horovodrun shows it
-# as usual. Its standard error is copied through `edl-worker`, which keeps the last lines: they say
-# why the worker has ended. The one class is `SlotWorkers`.
+# The worker dies with its `edl-worker`, as the driver counts the slot as failed then. It has the
+# standard output of `edl-worker`, so that horovodrun shows it as usual; its standard error is
+# copied, so that its last lines say why it has ended.
 
 
 class SlotWorkers(Workers):

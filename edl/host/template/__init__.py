@@ -1,13 +1,8 @@
 """The template: a process that has imported what a job's workers import, and forks workers.
 
-A forked worker does not spend seconds on importing its framework. It is a child of the launcher
-with a process group of its own, and behaves like a worker that was started by ``exec``.
-:mod:`edl.host.template.main` is the program of the template process; this module is the
-launcher's side. Its main class, :class:`Template`, is one template process. A launcher uses it by
-:class:`edl.host.template.keeper.TemplateKeeper`, which also replaces a template that has died.
-
-A launcher without a template, or with a template that does not answer, starts its workers by
-``exec``.
+A forked worker spends no seconds on importing its framework. It is a child of the launcher with a
+process group of its own, and behaves like one that was started by ``exec``. This is the launcher's
+side; :mod:`edl.host.template.main` is the program. Without an answer, workers start by ``exec``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Keep one template process (which forks workers) for a launcher: start, replace and end it.
 
-The template does not slow the job's first steps: it starts only after a worker has trained a step
-and has written a file with the modules that it had imported by then. The main entry is
-:class:`TemplateKeeper`.
+It starts only after a worker has trained a step and has written which modules it had imported by
+then, so as not to slow the job's first steps.
 """
 
 from __future__ import annotations
