@@ -63,7 +63,7 @@ from edl.host.supervision import (
     observe,
     without_zookeeper,
 )
-from edl.host.template.keeper import NOT_WANTED, TemplateKeeper
+from edl.host.template import NOT_WANTED, TemplateKeeper
 from edl.host.workers import ASK_TIMEOUT_S, UnresponsiveWorkers, Workers
 from edl.http.client import answering, tell_end
 from edl.http.signing import http_key
@@ -445,12 +445,8 @@ class BorrowedSlots:
         self._looked_s = 0.0
         self._signalled = False
 
-    @contextmanager
-    def signals(self) -> Iterator[None]:
-        with handled([signal.SIGRTMIN], self._on_signal):
-            yield
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Take back all borrowed slots of this host in the next `follow`."""
         self._signalled = True
 
     def follow(self, snapshot: Snapshot) -> bool:
@@ -679,7 +675,8 @@ class Agent(Supervisor[AgentState]):
     @contextmanager
     def _around(self) -> Iterator[None]:
         owner = nullcontext() if self._joined else written_down(self._logs, self._host.pid)
-        with self._output, self._meanwhile as port, owner, self._borrowed.signals():
+        reclaim = handled([signal.SIGRTMIN], self._borrowed.on_signal)
+        with self._output, self._meanwhile as port, owner, reclaim:
             self._host = replace(self._host, metrics_port=port)
             self._await_former()
             yield
@@ -706,15 +703,6 @@ class Agent(Supervisor[AgentState]):
             self._say_once(f"waiting for the end of the session of {who}")
             self._wake.wait(limits.poll_s)
 
-    def _take_over(self, orphans: Sequence[RunningWorker], now: float) -> None:
-        self._workers.watch(orphans)
-        for one in orphans:
-            log = self._workers.log_of(one.attempt_id)
-            if log.exists():
-                self._output.follow(one.attempt_id, log, one.slot, from_now=True)
-            self._own = replace(self._own, processes=(*self._own.processes, one.as_process(now)))
-            self._say(f"took over the worker in slot {one.slot}, process {one.pid}")
-
     def _turn(self, now: float) -> int | None:
         if sum(self._signals.values()) > 1:
             return self._kill()
@@ -723,21 +711,19 @@ class Agent(Supervisor[AgentState]):
         except UsageError as error:
             if self._incarnation is None:
                 raise
-            return self._make_way(error)
-
-    def _make_way(self, error: UsageError) -> int | None:
+            taken = error
+        # Another agent has taken this one's place while it was away.
         try:
-            current = current_run(self._store.session, self._store.paths)
-            # The other agent is that of a later run: these workers are killed.
-            if current != self._store.nodes.run:
+            # If it is that of a later run, these workers are killed.
+            if current_run(self._store.session, self._store.paths) != self._store.nodes.run:
                 return self._end_without_job(str(self._store.nodes.unknown()))
         except CoordinationError as away:
             logger.info("%s", away)
             return None
         self._workers.release()
-        self._say(f"{error}; this agent ends, the workers train on")
-        end = AgentEnd.ALREADY_HERE if isinstance(error, AgentExists) else AgentEnd.ERROR
-        return self._ends(end, str(error), EXIT_CODES[end])
+        self._say(f"{taken}; this agent ends, the workers train on")
+        end = AgentEnd.ALREADY_HERE if isinstance(taken, AgentExists) else AgentEnd.ERROR
+        return self._ends(end, str(taken), EXIT_CODES[end])
 
     def _end_without_job(self, why: str) -> int:
         return self._ends(AgentEnd.OVER, why, super()._end_without_job(why))
@@ -763,7 +749,14 @@ class Agent(Supervisor[AgentState]):
             self._host = replace(self._host, busy=tuple(sorted(devices)))
             past = self._store.events.read_known() if self._joined else ()
         self._put_host()
-        self._take_over(orphans, now)
+        self._workers.watch(orphans)
+        for worker in orphans:
+            log = self._workers.log_of(worker.attempt_id)
+            if log.exists():
+                self._output.follow(worker.attempt_id, log, worker.slot, from_now=True)
+            process = worker.as_process(now)
+            self._own = replace(self._own, processes=(*self._own.processes, process))
+            self._say(f"took over the worker in slot {worker.slot}, process {worker.pid}")
         for number, event in past:  # not shown: that is for `edl events`
             self._last_event = number
             self._on_event(event)
@@ -794,18 +787,12 @@ class Agent(Supervisor[AgentState]):
             yield event
 
     def _follow(self, snapshot: Snapshot, now: float) -> None:
-        self._look_at_template(snapshot)
-        self._note_devices(snapshot)
-        if self._written is not self._host:
-            self._put_host()
-        self._request_workers(snapshot, now)
-        self._handle_drain(snapshot)
-        self._leave_again(snapshot)
-        changed = not self._own.draining and self._borrowed.follow(snapshot)
-        if self._borrowed.record_returned(snapshot, self._own) or changed:
-            self._changed.set()
-
-    def _note_devices(self, snapshot: Snapshot) -> None:
+        self._template.poll()  # starts it, or reads its messages without a wait
+        reason = self._template.why_none
+        if reason and reason != NOT_WANTED and not self._no_template_told:
+            no_template(self._store, self._host.name, reason, snapshot)
+            self._no_template_told = True
+        # This host's record has the devices that the job may use, and those that it uses.
         own, assigned = self._own, snapshot.assigned
         here = [member for member in foreign(snapshot, own) if member.host == own.host]
         busy = busy_devices(assigned, own.host, own.living, here)
@@ -813,13 +800,13 @@ class Agent(Supervisor[AgentState]):
         failing = failing_slots(own)
         if (devices, busy, failing) != (self._host.devices, self._host.busy, self._host.failing):
             self._host = replace(self._host, devices=devices, busy=busy, failing=failing)
-
-    def _look_at_template(self, snapshot: Snapshot) -> None:
-        self._template.look()
-        why = self._template.why_none
-        if why and why != NOT_WANTED and not self._no_template_told:
-            no_template(self._store, self._host.name, why, snapshot)
-            self._no_template_told = True
+        if self._written is not self._host:
+            self._put_host()
+        self._request_workers(snapshot, now)
+        self._handle_drain(snapshot)
+        changed = not self._own.draining and self._borrowed.follow(snapshot)
+        if self._borrowed.record_returned(snapshot, self._own) or changed:
+            self._changed.set()
 
     def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
         return decide_agent(snapshot, self._own, now)
@@ -920,8 +907,22 @@ class Agent(Supervisor[AgentState]):
         return self._ends(AgentEnd.STOPPED, TOLD, exit_after(self._signals))
 
     def _handle_drain(self, snapshot: Snapshot) -> None:
-        here = next((host for host in snapshot.hosts if host.name == self._host.name), None)
-        if here is None or not here.leaving or self._own.draining or snapshot.job.state.over:
+        name = self._host.name
+        if snapshot.job.state.over:
+            return
+        if self._own.draining:
+            # Somebody who did not know that this host leaves may have raised its workers again.
+            if snapshot.desired.hosts.get(name):
+                try:
+                    self._set_desired(
+                        lambda now: without_host(snapshot, name, now), f"host {name} leaves"
+                    )
+                    self._changed.set()
+                except UsageError as error:
+                    self._say_once(str(error))
+            return
+        here = next((host for host in snapshot.hosts if host.name == name), None)
+        if here is None or not here.leaving:
             return
         self._leave(snapshot, "edl drain")
         if not self._own.draining:
@@ -950,22 +951,6 @@ class Agent(Supervisor[AgentState]):
         self._host = replace(self._host, slots=0, requested_np=0)
         self._put_host()
         self._changed.set()
-
-    def _leave_again(self, snapshot: Snapshot) -> None:
-        """Set the desired workers to 0 again, if somebody who did not know it raised them."""
-        name = self._host.name
-        if (
-            not self._own.draining
-            or snapshot.job.state.over
-            or not snapshot.desired.hosts.get(name)
-        ):
-            return
-        try:
-            self._set_desired(lambda now: without_host(snapshot, name, now), f"host {name} leaves")
-        except UsageError as error:
-            self._say_once(str(error))
-        else:
-            self._changed.set()
 
     def _set_desired(
         self, change: Callable[[Placement], Placement], why: str, terms: ReclaimTerms = NO_TERMS

@@ -1,37 +1,23 @@
 """Decide what the agent of one host does next with its workers, and whether the job has ended.
 
-The entry point is :func:`decide_agent`, which reads no clock and changes nothing: the caller
-carries out the decision.
-
 An agent keeps as many workers on its host as are assigned to it. Its rules, in order:
 
 1. The end of the job, and a job that cannot go on: :mod:`edl.host.job_end`.
-2. A worker that cannot stay in the job is ended (:mod:`edl.host.restart`), and so is a
-   worker that has not joined yet when its host leaves the job.
-3. Missing workers are started, each slot with a back-off that grows with its failures. None is
-   started in place of a worker that got SIGTERM and leaves for good, or while no worker of the ring
-   is in ZooKeeper, because none could send the job's state to the new one, or after a worker has
-   ended because the job was told to end while ZooKeeper was away. A slot that fails more than
-   ``max_restarts`` times in a row is disabled: one worker fewer is desired on the host. If the job
-   may not have that smaller number of workers, a worker is desired in a free slot of this or
-   another host instead, or without a free slot the next smaller allowed number; if there is none,
-   the job has FAILED. When somebody later asks for more workers on the host, they are started in
-   disabled slots, too, but only if no other slot is free.
+2. A worker that cannot stay in the job is ended (:mod:`edl.host.restart`), and so is one that has
+   not joined yet when its host leaves the job. No worker is ended to scale in: the leader takes it
+   out of the ring, and it exits with code 0.
+3. Missing workers are started, each slot with a back-off that grows with its failures. A slot that
+   fails more than ``max_restarts`` times in a row is disabled, and one worker fewer is desired
+   here; if the job may not have that number, one in a free slot of any host instead, else the next
+   smaller allowed number; if there is none, the job has FAILED.
 4. Where the job may use only some devices of the host, each worker gets one of them
-   (:mod:`edl.host.devices`), and is not started before one is free. A worker on another device
-   does not count: its replacement is started, and the leader takes it out of the ring. If it has
-   not joined yet, it is ended.
-
+   (:mod:`edl.host.devices`), and is not started before one is free.
 5. An agent that has joined one run of the job, and no other, leaves when the job's workers of its
    host were placed on other hosts: :func:`with_placement`.
-
-An agent never ends a worker to scale in: the leader takes the worker out of the ring, and the
-worker exits with code 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -54,7 +40,6 @@ from edl.host.restart import (
     without_init,
 )
 from edl.host.supervision import (
-    Start,
     SupervisorDecision,
     SupervisorLimits,
     SupervisorState,
@@ -63,7 +48,7 @@ from edl.host.supervision import (
 from edl.job.placement import without_slot
 from edl.job.resize import assigned_without_signalled
 from edl.job.snapshot import Snapshot
-from edl.records import Assigned, Member, Stage
+from edl.records import Assigned, Stage
 
 _REVOKED = "the job may not use its device any more"
 
@@ -147,6 +132,7 @@ def _keep(snapshot: Snapshot, state: AgentState, now: float) -> SupervisorDecisi
     slots = next((host.slots for host in snapshot.agents if host.name == state.host), None)
     counted += sum(p.refuses for p in to_end)  # nobody is started before it is seen how they ended
     stays = assigned_without_signalled(snapshot).get(state.host, 0)
+    # None could send the job's state to a new worker while nobody of the ring is in ZooKeeper.
     lacking = 0 if told or ring_is_away(snapshot, state, now) else stays - counted
     staying = {p.slot for p in state.living if p.departing is None and granted(p.used_device)}
     places = _places(lacking, slots, occupied, staying, state)
@@ -159,7 +145,13 @@ def _keep(snapshot: Snapshot, state: AgentState, now: float) -> SupervisorDecisi
         desired = without_slot(snapshot, state.host, used_up, elsewhere=not failing.refused)
         return disable_slot(failing, snapshot, state, desired, "--max-restarts")
     starting = starts(places, state, "a worker is wanted", now)
-    starting, waiting = _on_devices(starting, wanted, others, snapshot, state)
+    waiting, devices = "", snapshot.assigned.devices_on(state.host)
+    if devices is not None:  # rule 4
+        allowed = [device for device in devices if device in state.devices]
+        due, cuda = len(starting), state.cuda_devices
+        starting = with_devices(starting, allowed, cuda, state.processes, others)
+        if lack := due - len(starting) + max(0, wanted - len(allowed)):
+            waiting = f"; {why_wait(lack, allowed, cuda)}"
     return SupervisorDecision(
         TOLD if told else f"{counted} of {wanted} workers run on {state.host}{waiting}",
         starting,
@@ -188,26 +180,9 @@ def _places(
     used_up = {slot for slot, process in last.items() if process.used_up}
     count = max(0, lacking) + len(occupied | used_up)
     order = [slot for slot in range(count) if slot not in occupied]
-    order.sort(key=lambda slot: slot in used_up)
+    order.sort(key=lambda slot: slot in used_up)  # disabled ones only if no other is free
     if slots is not None:
         order = [slot for slot in order if slot < slots]
         # The replacement of a worker that is about to leave shares its slot and device.
         order += sorted({p.slot for p in state.living} - staying)
     return [(slot, last.get(slot)) for slot in order[: max(0, lacking)]]
-
-
-def _on_devices(
-    starting: tuple[Start, ...],
-    wanted: int,
-    others: Sequence[Member],
-    snapshot: Snapshot,
-    state: AgentState,
-) -> tuple[tuple[Start, ...], str]:
-    """Return the starts for which this host has a device, and a clause why others must wait."""
-    granted = snapshot.assigned.devices_on(state.host)
-    if granted is None:
-        return starting, ""
-    allowed = [device for device in granted if device in state.devices]
-    given = with_devices(starting, allowed, state.cuda_devices, state.processes, others)
-    waiting = len(starting) - len(given) + max(0, wanted - len(allowed))
-    return given, f"; {why_wait(waiting, allowed, state.cuda_devices)}" if waiting else ""

@@ -85,7 +85,8 @@ class Headlines:
             return self._ended(event, details)
         if isinstance(details, EvictedDetails):
             if details.worker not in self._told:
-                self._causes.setdefault(details.worker, _without_name(event.reason, details.worker))
+                cause = event.reason.removeprefix(f"{details.worker} ")
+                self._causes.setdefault(details.worker, cause)
             return []
         if isinstance(details, GenerationDetails):
             return self._generation(event, details)
@@ -96,8 +97,9 @@ class Headlines:
     def _ended(self, event: Event, details: EndedDetails) -> list[str]:
         if details.worker in self._told:
             return []
-        cause = f"{_place(details, self._host)}{how(details.exit_code or 0)}"
-        shown = details.host == self._host and details.exit_code not in UNSTARTED
+        here = details.host == self._host
+        cause = ("" if here else f"on {details.host} ") + how(details.exit_code or 0)
+        shown = here and details.exit_code not in UNSTARTED
         if LAST_LINE in event.reason and not shown:
             cause += LAST_LINE + event.reason.partition(LAST_LINE)[2]
         if details.worker is None:  # it was in no ring
@@ -126,8 +128,11 @@ class Headlines:
         planned = self._planned
         if planned is None or planned.generation > event.generation:
             return []  # it was told already, without what it has cost
-        self._planned = None
-        return [_line(planned) + _stood_still(details)]
+        self._planned, longest = None, longest_stall(details)
+        if longest is None or not longest.stall_s:
+            return [_line(planned)]
+        still = f"; the others stood still for {_seconds(longest.stall_s)}"
+        return [_line(planned) + still]
 
     def _crash(self, wanted: int, seconds: float | None) -> list[str]:
         repair, causes = self._repair, self._causes
@@ -162,18 +167,11 @@ def _causes(causes: Mapping[str, str]) -> list[str]:
     alike: dict[str, list[str]] = {}
     for name, cause in causes.items():
         alike.setdefault(cause, []).append(name)
-    return [f"{_names(names)} {_for(cause, len(names))}" for cause, names in alike.items()]
-
-
-def _for(cause: str, count: int) -> str:
-    return f"were {cause[4:]}" if count > 1 and cause.startswith("was ") else cause
-
-
-def _stood_still(switch: SwitchDetails) -> str:
-    longest = longest_stall(switch)
-    if longest is None or not longest.stall_s:
-        return ""
-    return f"; the others stood still for {_seconds(longest.stall_s)}"
+    texts = []
+    for cause, names in alike.items():
+        were = f"were {cause[4:]}" if len(names) > 1 and cause.startswith("was ") else cause
+        texts.append(f"{_names(names)} {were}")
+    return texts
 
 
 def _seconds(seconds: float) -> str:
@@ -185,11 +183,3 @@ def _names(names: Iterable[str]) -> str:
     if len(some) > 6:
         return f"{counted(len(some), 'worker')}"
     return " and ".join([", ".join(some[:-1]), some[-1]] if len(some) > 1 else some)
-
-
-def _without_name(reason: str, worker: str) -> str:
-    return reason.removeprefix(f"{worker} ")
-
-
-def _place(details: EndedDetails, host: str) -> str:
-    return "" if details.host == host else f"on {details.host} "

@@ -2,40 +2,178 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from edl import config
+from edl import __version__, config
 from edl.config import Config
-from edl.errors import RunEnded, UsageError
+from edl.errors import EdlError, RingError, RunEnded, UsageError
+from edl.events import Event
 from edl.host.address import own_address
 from edl.host.adoption import machine_name
 from edl.host.agent import Agent
 from edl.host.command import check_command
 from edl.host.decide import AgentLimits
-from edl.host.job_garbage_collector import JobGarbageCollector
-from edl.host.job_metrics import JobMetrics
 from edl.host.output import Output
 from edl.host.workers import EVENTS, log_directory
+from edl.http.client import METRICS_PATH, TARGETS_PATH
+from edl.http.exposition import MetricsHandler
+from edl.http.server import DaemonServer, HttpRequest
 from edl.job.run import check_run_token, why_run_is_over
 from edl.job.snapshot import Snapshot
+from edl.metric import BUILD_INFO, ZOOKEEPER_CONNECTED, Sample
+from edl.metrics import EventCounts, job_samples, scrape_targets
 from edl.records import Host, Job
-from edl.retention import Retention
+from edl.retention import Retention, outdated
 from edl.spec import variable
-from edl.status import job_line
+from edl.status import job_line, job_status
 from edl.text import counted, workers
-from edl.zookeeper.access import keep
-from edl.zookeeper.nodes import current_run
+from edl.zookeeper.access import Access, candidates, keep, stored
+from edl.zookeeper.nodes import current_run, delete_ended, job_names, list_jobs, unlock
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.session import Session
 from edl.zookeeper.store import JobStore
 
 logger = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------
+# Serve the job's metrics: `GET /metrics`, `/targets` (for Prometheus to find all), and `/health`.
+
+
+class JobMetrics(AbstractContextManager[int]):
+    def __init__(
+        self,
+        address: str,
+        port: int | None,
+        zookeeper: str,
+        connected: Callable[[], bool],
+        say: Callable[[str], None],
+    ) -> None:
+        self._address = address
+        self._port = port
+        self._zookeeper = zookeeper
+        self._connected = connected
+        self._say = say
+        self._server: DaemonServer | None = None
+        self._snapshot: Snapshot | None = None
+        self._counts = EventCounts()
+
+    def __enter__(self) -> int:
+        if self._port is None:
+            return 0
+        server = DaemonServer(self._address, self._port, health=dict)
+        server.add_route(METRICS_PATH, MetricsHandler(self._samples))
+        server.add_route(TARGETS_PATH, self._targets)
+        try:
+            server.start()
+        except RingError as error:
+            self._say(f"no metrics of the job are served here: {error}")
+            return 0
+        self._server = server
+        self._say(f"metrics are at http://{self._address}:{server.port}{METRICS_PATH}")
+        return server.port
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def on_event(self, event: Event) -> None:
+        self._counts.add(event)
+
+    def _samples(self) -> Iterable[Sample]:
+        """Return the values of all metrics; until the job's records are known, only of a few."""
+        yield BUILD_INFO(1, __version__)
+        if self._snapshot is None:
+            yield ZOOKEEPER_CONNECTED(int(self._connected()))
+        else:
+            status = job_status(self._snapshot, self._zookeeper)
+            yield from job_samples(status, self._counts, self._connected())
+
+    def _targets(self, _request: HttpRequest) -> tuple[int, bytes]:
+        """Answer where the metrics are; 503, so that Prometheus keeps its list, until known."""
+        if self._snapshot is None:
+            return 503, b"[]"
+        return 200, json.dumps(scrape_targets(self._snapshot)).encode()
+
+
+# ------------------------------------------------------------
+# Remove the records of jobs that ended long ago, of this user alone (their secret is stored here).
+
+
+COLLECT_EVERY_S = 3600.0
+COLLECT_GRACE_S = (
+    1.0  # a removal under way goes on for so long at the agent's end: jobs may be short
+)
+COLLECT_END_S = 2.0  # and so long is waited for it
+
+
+class JobGarbageCollector:
+    """A context manager that removes old ended jobs from ZooKeeper while its `with` block runs."""
+
+    # At entry only if the user has more jobs than are kept, then every hour; never the agent's own.
+
+    def __init__(self, store: JobStore, state: Path, retention: Retention) -> None:
+        self._session = store.session
+        self._own = store.name
+        self._state = state
+        self._retention = retention
+        self._ends = threading.Event()
+        self._until_s = math.inf  # on the monotonic clock
+        self._thread = threading.Thread(target=self._run, name="edl-retention", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._until_s = time.monotonic() + COLLECT_GRACE_S
+        self._ends.set()
+        self._thread.join(COLLECT_END_S)
+
+    def _run(self) -> None:
+        hourly = False
+        while True:
+            try:
+                if self._retention.is_due(len(self._of_this_user()), hourly):
+                    self._remove()
+            except (EdlError, OSError, ValueError) as error:  # ZooKeeper is away; a file is damaged
+                logger.warning("ended jobs stay in ZooKeeper for now: %s", error)
+            if self._ends.wait(COLLECT_EVERY_S):
+                return
+            hourly = True
+
+    def _of_this_user(self) -> list[str]:
+        return sorted(stored(self._state, job_names(self._session)))
+
+    def _remove(self) -> None:
+        near = self._session
+        with Session(near.hosts, near.session_timeout_s, near.connect_timeout_s) as session:
+            names = [name for name in self._of_this_user() if name != self._own]
+            known = [
+                Access(name, one) for name in names for one in candidates(self._state, name, None)
+            ]
+            mine = unlock(session, known)
+            for name in outdated(list_jobs(session, mine), self._retention, time.time()):
+                if time.monotonic() >= self._until_s:
+                    return
+                try:
+                    delete_ended(session, JobPaths(name))
+                except EdlError as error:
+                    logger.info("job %s stays for now: %s", name, error)
 
 
 @dataclass(frozen=True)

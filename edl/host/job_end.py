@@ -1,28 +1,14 @@
 """Decide when a job has ended, cannot begin or has no workers left, and what its launchers do then.
 
-A launcher is an agent or an `edl-worker`; both call :func:`decide_job_end` first, and
-:func:`decide_job_failure` if no rule before it applies. The rules, in order, are the same for
-both:
+An agent and an `edl-worker` call :func:`decide_job_end` first, and :func:`decide_job_failure` if no
+rule of theirs before it applies. The rules, in order:
 
-1. The job is over: its workers end by themselves within a time limit, and are ended after that. A
-   worker that is in no ring is ended at once, and so are all workers of a job that has FAILED.
-2. The job is stopping: the leader lets the ring end. Workers that are in no ring are ended at once,
-   all workers after ``leaderless_s`` without a leader, and otherwise the workers of the ring after
-   a time limit. When no worker is left the job is STOPPED. Of a job that is preempted
-   (:mod:`edl.job.membership`) every worker that runs at the end of its bound is killed.
-3. The last ring has ended: no worker is started any more, and when all have left the job is
-   STOPPED.
-4. A job that cannot begin has FAILED: a script ended with code 0 without `edl.init()`, a worker was
-   refused for a reason that holds for each start of the same command, every first start died, too
-   few workers registered within ``start_timeout_s``, or the hosts that have come within a time
-   limit have too few slots to begin (:mod:`edl.job.resize`).
-5. A job without any worker left has FAILED, or FINISHED if all workers exited with 0. Workers of
-   other launchers count as ended when there is proof of it, or after ``lost_s`` without a sign of
-   them. The job goes on if the workers were killed and there is a checkpoint: new workers continue
-   from it. It does not go on if the script itself ended with errors, or if all workers die again
-   without progress. If the workers were told to end while ZooKeeper was away, the agent that told
-   them records it when ZooKeeper is back; if that agent does not come for ``away_s`` after
-   ZooKeeper, the job is STOPPED.
+1. The job is over: its workers end by themselves within a time limit, and are ended after that.
+2. The job is stopping: the leader lets the ring end, workers in no ring are ended at once.
+3. The last ring has ended: no worker is started any more, and when all have left it is STOPPED.
+4. A job that cannot begin has FAILED.
+5. A job without any worker left has FAILED, or FINISHED if all exited with 0. It goes on if its
+   workers were killed and there is a checkpoint, unless they die again and again without progress.
 """
 
 from __future__ import annotations
@@ -110,8 +96,8 @@ def _wind_down(snapshot: Snapshot, state: SupervisorState, now: float) -> Superv
     reason = f"job {job.name} {job.state.phrase}"
     if job.state is JobState.FAILED:
         return SupervisorDecision(reason, endings=end_processes(living, limits, now, reason))
-    if _bound_is_over(job, state, now):
-        return SupervisorDecision(reason, endings=_killed(living, job))
+    if kills := _bound_is_over(job, state, now):
+        return SupervisorDecision(reason, endings=kills)
     finished = job.state is JobState.FINISHED
     patience = limits.finish_s if finished else limits.stop_s
     evicted = snapshot.evicted  # what such a worker has trained is not the job's
@@ -129,8 +115,8 @@ def _stop(snapshot: Snapshot, state: SupervisorState, now: float) -> SupervisorD
     reason = snapshot.job.reason or "the job is asked to stop"
     if not living and not foreign(snapshot, state):
         return SupervisorDecision(reason, outcome=stopped_outcome(snapshot, reason))
-    if _bound_is_over(snapshot.job, state, now):
-        return SupervisorDecision(reason, endings=_killed(living, snapshot.job))
+    if kills := _bound_is_over(snapshot.job, state, now):
+        return SupervisorDecision(reason, endings=kills)
     waited = now - state.state_since
     patience, quiet = limits.stop_limit_s(snapshot.job), now - max(state.stepped, state.state_since)
     preempted = bool(snapshot.job.end_within_s)
@@ -160,14 +146,13 @@ def stopped_outcome(snapshot: Snapshot, reason: str) -> JobOutcome:
     return JobOutcome(end.state, end.reason, end.exit_code)
 
 
-def _bound_is_over(job: Job, state: SupervisorState, now: float) -> bool:
+def _bound_is_over(job: Job, state: SupervisorState, now: float) -> tuple[EndProcess, ...]:
+    """Return the orders to kill the workers of a preempted job whose bound is over; else none."""
     since = state.preempted_since
-    return since is not None and now - since >= job.end_within_s
-
-
-def _killed(living: Sequence[Process], job: Job) -> tuple[EndProcess, ...]:
+    if since is None or now - since < job.end_within_s:
+        return ()
     why = f"the job is preempted, and its {job.end_within_s:g} s are over"
-    return tuple(EndProcess(process.attempt_id, True, why) for process in living)
+    return tuple(EndProcess(process.attempt_id, True, why) for process in state.living)
 
 
 def _stuck(
@@ -190,11 +175,9 @@ def _cannot_begin(snapshot: Snapshot, state: SupervisorState, now: float) -> Job
     processes = state.processes
     if snapshot.generation is not None or not processes:
         return None
-    mute = [
-        p for p in processes if p.exit_code == 0 and p.worker is None and p.ending_since is None
-    ]
-    if mute:
+    if any(p.exit_code == 0 and p.worker is None and p.ending_since is None for p in processes):
         return JobOutcome(JobState.FAILED, f"{state.script} ended without calling edl.init()", 1)
+    # For a reason that holds for each start of the same command.
     refused = [p for p in processes if p.exit_code == REFUSED_EXIT and p.worker is None]
     if refused:
         return JobOutcome(JobState.FAILED, refused[0].termination_message, REFUSED_EXIT)
@@ -214,7 +197,25 @@ def _cannot_begin(snapshot: Snapshot, state: SupervisorState, now: float) -> Job
         who = who if several or snapshot.assigned.np == 1 else state.script
         reason = f"{who} {how_all(failed, several)} before joining the job; {last_words(died)}"
         return JobOutcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
-    return _too_few_came_up(snapshot, state, now)
+    # Too few workers, of any launcher, registered in time.
+    limit_s = state.limits.start_timeout_s
+    here = sum(p.alive and p.worker is not None for p in processes)
+    usable = here + len(foreign(snapshot, state))
+    late = [p for p in processes if p.started + limit_s <= now]
+    if snapshot.job.sizes.enough(usable) or not late:
+        return None
+    within = f"within {limit_s:g} s (EDL_START_TIMEOUT_S)"
+    if unregistered := ", ".join(p.name for p in late if p.alive and p.worker is None):
+        reason = f"{state.script} ({unregistered}) did not call edl.init() {within}"
+        return JobOutcome(JobState.FAILED, reason, 1)
+    if not failed:
+        return None
+    died, code = failed[0], failed[0].exit_code or 1
+    reason = (
+        f"{usable} of at least {workers(snapshot.job.sizes.min_np)} came up {within}; {died.name} "
+        f"{how(code)}; {last_words(died)}"
+    )
+    return JobOutcome(JobState.FAILED, reason, exit_status(code))
 
 
 def failing_slots(state: SupervisorState) -> dict[str, str]:
@@ -226,31 +227,6 @@ def failing_slots(state: SupervisorState) -> dict[str, str]:
             many = p.failures_now >= FAILING
             reasons[str(p.slot)] = f"{how_all([p], False)}; {last_words(p)}" if many else ""
     return {slot: reasons.get(slot, "") for slot, failing in found.items() if failing}
-
-
-def _too_few_came_up(snapshot: Snapshot, state: SupervisorState, now: float) -> JobOutcome | None:
-    """Return FAILED if too few workers, of any launcher, registered in time, else None."""
-    processes, limit_s = state.processes, state.limits.start_timeout_s
-    here = sum(p.alive and p.worker is not None for p in processes)
-    usable = here + len(foreign(snapshot, state))
-    late = [p for p in processes if p.started + limit_s <= now]
-    if snapshot.job.sizes.enough(usable) or not late:
-        return None
-    within = f"within {limit_s:g} s (EDL_START_TIMEOUT_S)"
-    unregistered = [p for p in late if p.alive and p.worker is None]
-    if unregistered:
-        names = ", ".join(p.name for p in unregistered)
-        reason = f"{state.script} ({names}) did not call edl.init() {within}"
-        return JobOutcome(JobState.FAILED, reason, 1)
-    died = next((p for p in processes if p.failed), None)
-    if died is None:
-        return None
-    code = died.exit_code or 1
-    reason = (
-        f"{usable} of at least {workers(snapshot.job.sizes.min_np)} came up {within}; {died.name} "
-        f"{how(code)}; {last_words(died)}"
-    )
-    return JobOutcome(JobState.FAILED, reason, exit_status(code))
 
 
 def _nobody_left(snapshot: Snapshot, state: SupervisorState, now: float) -> JobOutcome | None:

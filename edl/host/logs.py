@@ -19,32 +19,30 @@ _MISSED = b"\nedl: what the worker has written here is gone: nobody read it in t
 class LogReader:
     def __init__(self, path: Path, from_now: bool = False) -> None:
         self._path = path
-        self._file = self._oldest() if not from_now else path.open("rb")
+        self._file: BinaryIO
         if from_now:
+            self._file = path.open("rb")
             self._file.seek(0, os.SEEK_END)
+            return
+        try:
+            self._file = former(path).open("rb")
+        except FileNotFoundError:
+            self._file = path.open("rb")
 
-    def read(self, most_bytes: int) -> bytes:
+    def read(self, max_bytes: int) -> bytes:
         """Return the next bytes of the log, without a wait; a line says if files were missed."""
-        new = self._has_new_file()  # asked first: what comes later is in the new one
-        if (found := self._file.read(most_bytes)) or not new:
-            return found
+        # Asked first: what comes later is in the new one.
+        new = self._path.exists() and not self._is_file(self._path)
+        if (content := self._file.read(max_bytes)) or not new:
+            return content
         missed = not self._is_file(former(self._path))
         self._file.close()
         self._file = self._path.open("rb")
-        found = self._file.read(most_bytes)
-        return _MISSED + found if missed else found
+        content = self._file.read(max_bytes)
+        return _MISSED + content if missed else content
 
     def close(self) -> None:
         self._file.close()
-
-    def _oldest(self) -> BinaryIO:
-        try:
-            return former(self._path).open("rb")
-        except FileNotFoundError:
-            return self._path.open("rb")
-
-    def _has_new_file(self) -> bool:
-        return self._path.exists() and not self._is_file(self._path)
 
     def _is_file(self, path: Path) -> bool:
         """Return whether `path` names the file that this reader has open; False if it is gone."""

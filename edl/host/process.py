@@ -61,12 +61,6 @@ def exit_status(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def killed_in_wrapper(code: int) -> int:
-    """Return -n for 128 + n, the code of a wrapper (a shell script) with a command killed by n."""
-    # Not for a script that has reported its end: it has chosen the code.
-    return 128 - code if code - 128 in _DEADLY else code
-
-
 def how(code: int) -> str:
     if code == UNKNOWN_EXIT:
         return "ended (an earlier agent had started it, or others reaped it: how is not known)"
@@ -251,7 +245,12 @@ def parse_command(command: Sequence[str]) -> PythonCommand | None:
                 return _other(program, words)
             at += 2
             continue
-        letter, value = _first_that_matters(word)
+        # The first letter that takes a value or ends the options, and the rest of its word.
+        letter, value = "", ""
+        for index, letter_ in enumerate(word[1:], 2):
+            if letter_ in f"cm{_WITH_VALUE}{_SHORT_OTHER}":
+                letter, value = letter_, word[index:]
+                break
         if letter and letter in "cm":
             target = [value] if value else words[at + 1 : at + 2]
             rest = words[at + (1 if value else 2) :]
@@ -289,14 +288,6 @@ def python_script(command: Sequence[str]) -> str | None:
 def title(command: Sequence[str]) -> str:
     path = python_script(command) or command[0]
     return next((part for part in reversed(path.split("/")) if part not in ("", ".")), "")
-
-
-def _first_that_matters(word: str) -> tuple[str, str]:
-    """Return the first letter of an option word that takes a value or ends the options."""
-    for index, letter in enumerate(word[1:], 2):
-        if letter in f"cm{_WITH_VALUE}{_SHORT_OTHER}":
-            return letter, word[index:]
-    return "", ""
 
 
 def _other(program: str, words: Sequence[str]) -> PythonCommand:
@@ -462,13 +453,11 @@ class Process:
         """Return a sentence about the end, on `host`, of this process, which must have ended."""
         assert self.exit_code is not None
         what = f"{self.name} on {host} {how(self.exit_code)}"
+        last = f"{LAST_LINE}{self.termination_message}" if self.termination_message else ""
         if self.failed:
             what += " without calling edl.init()" if self.exit_code == 0 else ""
-            return what + (
-                f"{LAST_LINE}{self.termination_message}" if self.termination_message else ""
-            )
+            return f"{what}{last}"
         if self.deserted and not self.seated:
-            last = f"{LAST_LINE}{self.termination_message}" if self.termination_message else ""
             return f"{what} before it had joined the job{last}"
         if self.deserted:
             return (
@@ -523,8 +512,9 @@ def exited(
     # The exit handlers did not end: what the script reported counts.
     if code == -signal.SIGKILL and lingered:
         code = process.ended_code
-    # Without a report it may be a shell script whose command was killed.
-    code = killed_in_wrapper(code) if process.ended is None else code
+    # 128 + n without a report may be a shell script's whose command was killed by n.
+    elif process.ended is None and code - 128 in _DEADLY:
+        code = 128 - code
     return replace(
         process, exit_code=code, exited=now, termination_message=last_line, trained_s=trained_s
     )
@@ -576,9 +566,11 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
         process, record.stage, snapshot.generation, seated and not in_ring, record.evicted
     )
     lacks_session = record.worker is not None and not record.has_session and process.alive
+    # Only its parent could tell how it has ended; if it was to end, it ended well.
+    code, in_order = process.exit_code, leaving or snapshot.job.state not in _ENDS_BADLY
     return replace(
         process,
-        exit_code=_exit_code(process, snapshot, leaving),
+        exit_code=0 if code == UNKNOWN_EXIT and in_order else code,
         deserted=process.deserted or _deserted(process, record.worker, snapshot, leaving),
         worker=record.worker,
         seated=seated,
@@ -596,11 +588,6 @@ def _since(known: float | None, holds: bool, now: float) -> float | None:
     if not holds:
         return None
     return now if known is None else known
-
-
-def _exit_code(process: Process, snapshot: Snapshot, leaving: bool) -> int | None:
-    in_order = leaving or snapshot.job.state not in _ENDS_BADLY
-    return 0 if process.exit_code == UNKNOWN_EXIT and in_order else process.exit_code
 
 
 def _deserted(process: Process, worker: int | None, snapshot: Snapshot, leaving: bool) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from edl.host.process import Process, exit_status, how, last_words
 from edl.host.supervision import (
@@ -32,7 +33,15 @@ def with_terminating(
     decision: SupervisorDecision, snapshot: Snapshot, state: SupervisorState, now: float
 ) -> SupervisorDecision:
     """Return `decision` with orders to kill the processes that should have ended by now."""
-    overdue = _overdue(snapshot, state)
+    # Workers in borrowed slots that are due to be given back. One in the ring may be the last with
+    # the job's state: the leader decides.
+    ring = {member.id for member in snapshot.ring}
+    overdue = tuple(
+        EndProcess(p.attempt_id, True, "its slot was to be given back by now")
+        for p in state.living
+        if state.overdue
+        and (p.worker in snapshot.evicted or (p.departing is not None and p.worker not in ring))
+    )
     killed = {ending.attempt_id for ending in overdue}
     endings = tuple(one for one in decision.endings if one.attempt_id not in killed) + overdue
     named = {ending.attempt_id for ending in endings}
@@ -67,11 +76,8 @@ def end_processes(
 def end_each(
     reasons: Mapping[Process, str], limits: SupervisorLimits, now: float
 ) -> tuple[EndProcess, ...]:
-    return tuple(
-        one
-        for process, why in reasons.items()
-        for one in end_processes([process], limits, now, why)
-    )
+    each = (end_processes([process], limits, now, why) for process, why in reasons.items())
+    return tuple(chain.from_iterable(each))
 
 
 def _ending_of(
@@ -81,13 +87,14 @@ def _ending_of(
     if process.ended is not None:
         # It ends by itself: SIGTERM would hide how. SIGKILL after the limit of its exit handlers,
         # or its own.
-        why = why_killed(process, limits)
-        handled = process.handled
-        late = (
-            now - process.ended >= limits.exit_timeout_s
-            if handled is None
-            else now - handled >= limits.exit_s
-        )
+        why = f"its script has ended (with code {process.ended_code}), and "
+        if process.handled is None:
+            late = now - process.ended >= limits.exit_timeout_s
+            why += "the exit handlers (atexit) that other libraries have registered did not end "
+            why += f"within {limits.exit_timeout_s:g} s (EDL_EXIT_TIMEOUT_S)"
+        else:
+            late = now - process.handled >= limits.exit_s
+            why += f"the process has not within {limits.exit_s:g} s"
         return EndProcess(process.attempt_id, True, why) if late else None
     if process.exited_at is not None:
         why = f"its port is closed, and the process has not ended within {limits.gone_s:g} s"
@@ -98,15 +105,6 @@ def _ending_of(
     if now - process.ending_since >= patience_s:
         return EndProcess(process.attempt_id, True, f"{reason}; SIGTERM did not help")
     return None
-
-
-def why_killed(process: Process, limits: SupervisorLimits) -> str:
-    said = f"its script has ended (with code {process.ended_code}), and"
-    if process.handled is None:
-        handlers = "the exit handlers (atexit) that other libraries have registered"
-        limit = f"{limits.exit_timeout_s:g} s (EDL_EXIT_TIMEOUT_S)"
-        return f"{said} {handlers} did not end within {limit}"
-    return f"{said} the process has not within {limits.exit_s:g} s"
 
 
 def why_to_end(snapshot: Snapshot, state: SupervisorState, now: float) -> dict[Process, str]:
@@ -167,20 +165,10 @@ def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, n
         or process.departing is not None
     ):
         return False
+    # Their leader may be a newcomer, which cannot tell this from a broken network.
     leads = snapshot.leader is not None and snapshot.leader.worker != process.worker
     long = now - max(process.unresponsive_since, process.no_session_since) >= limits.frozen_s
     return process.seated and leads and long
-
-
-def _overdue(snapshot: Snapshot, state: SupervisorState) -> tuple[EndProcess, ...]:
-    ring = {member.id for member in snapshot.ring}
-    return tuple(
-        EndProcess(p.attempt_id, True, "its slot was to be given back by now")
-        for p in state.living
-        if state.overdue
-        # One in the ring may be the last with the job's state: the leader decides.
-        and (p.worker in snapshot.evicted or (p.departing is not None and p.worker not in ring))
-    )
 
 
 def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, ...]:

@@ -40,8 +40,7 @@ from edl.host.process import FORMER_LOG, UNKNOWN_EXIT, Process, ScriptEnd, exit_
 from edl.host.restart import to_ask, waiting_members
 from edl.host.signals import TO_END, handled
 from edl.host.supervision import State
-from edl.host.template import Child
-from edl.host.template.keeper import FILES, TemplateKeeper
+from edl.host.template import FILES, Child, TemplateKeeper
 from edl.http.client import answering, ask_all
 from edl.job.liveness import Liveness
 from edl.job.snapshot import Snapshot

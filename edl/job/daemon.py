@@ -204,13 +204,26 @@ def exchange_before_training(
         shared.check()
         late = clock.now_s() > deadline
         try:
-            is_made, answer = _try_exchange(store, shared.worker, number, payload)
-        except (CoordinationError, UnknownJob) as error:
-            if late or not _may_come_back(store, error):
-                raise
-        else:
-            if is_made:
+            snapshot = store.snapshot()
+            members = participants(snapshot)
+            takes_part = shared.worker in members
+            if takes_part:
+                answer = store.script_exchange.send(number, shared.worker, payload, members)
+            else:
+                answer = store.script_exchange.read(number)
+            if answer is not None or (not takes_part and snapshot.status.step > 0):
                 return answer
+        except CoordinationError:
+            if late:
+                raise
+        except UnknownJob as error:
+            with suppress(CoordinationError):  # whether it was lost is unknown without ZooKeeper
+                if late or not store.was_lost(error):
+                    raise
+        else:
+            if snapshot.job.state.over:
+                phrase = snapshot.job.state.phrase
+                raise JobFailed(f"the job ended before its training: it {phrase}")
             if late:
                 raise JobFailed(
                     f"a collective of the script before its training was not called by all workers "
@@ -218,30 +231,6 @@ def exchange_before_training(
                 )
         clock.sleep(pause_s)
         pause_s = min(LONGEST_PAUSE_S, 1.5 * pause_s)
-
-
-def _try_exchange(
-    store: JobStore, worker: int, number: int, payload: bytes
-) -> tuple[bool, list[bytes] | None]:
-    """Send a message if the worker takes part; return whether there is nothing to wait for."""
-    snapshot = store.snapshot()
-    members = participants(snapshot)
-    if worker in members:
-        answer = store.script_exchange.send(number, worker, payload, members)
-    else:
-        answer = store.script_exchange.read(number)
-    if answer is not None or (worker not in members and snapshot.status.step > 0):
-        return True, answer
-    if snapshot.job.state.over:
-        raise JobFailed(f"the job ended before its training: it {snapshot.job.state.phrase}")
-    return False, None
-
-
-def _may_come_back(store: JobStore, error: CoordinationError | UnknownJob) -> bool:
-    if isinstance(error, UnknownJob):
-        with suppress(CoordinationError):  # unknown while ZooKeeper is away
-            return store.was_lost(error)
-    return True
 
 
 # ------------------------------------------------------------
@@ -266,7 +255,6 @@ class Outage:
         self.from_step = -1  # the newest step when the last outage began; -1: there was none
 
     def begin(self, error: CoordinationError, step: int) -> None:
-        """Begin an outage, and log a warning with its cause; during one do nothing."""
         if self._since is None:
             self._since, self.from_step = time.monotonic(), step
             logger.warning("coordination is interrupted, training goes on: %s", error)
@@ -500,14 +488,32 @@ class Daemon:
             self._release_others()
             try:
                 self._turn()
-                self._reached()
+                self._lost_job.is_back()
+                away_s, reason = self._outage.end()
+                # Rank 0 logs the outage for the job.
+                in_ring = self._shared.progress.generation
+                if away_s >= AWAY_S and in_ring and self._ring.place.rank == 0:
+                    details = ZookeeperBackDetails(round(away_s, 3), self._outage.from_step)
+                    self._report(details, reason)
             except CoordinationError as error:
                 self._shared.request_batch(0)  # a worker that is cut off may lead no more
                 self._outage.begin(error, self._shared.progress.step)
             except UnknownJob as error:
                 if not self._may_be_restored(error):
                     return
-        self._remove_nodes()
+        # The last reports, and then no node of this worker is left; a failure is only logged.
+        try:
+            self._pending_writes.write(as_member=not self._resigned)
+            self._candidate.resign()
+            self._pending_writes.remove_member()
+            # A job that is being stopped, without an agent and a worker: nobody else ends it.
+            snapshot = self._store.snapshot()
+            job, stopping = snapshot.job, (JobState.STOPPING,)
+            if job.state in stopping and not snapshot.hosts and not snapshot.members:
+                end = stopped_outcome(snapshot, job.reason)
+                self._store.set_job_state(end.state, end.reason, end.exit_code, only_from=stopping)
+        except (CoordinationError, UnknownJob) as error:
+            logger.info("the session ends without clean-up: %s", error)
 
     def _poll_log(self) -> None:
         """Begin a new log file at the limit `log_mb`; log an event if lines are left out."""
@@ -522,13 +528,6 @@ class Daemon:
             reason = f"{member.name} writes its log again; {lost} bytes of its output are lost"
             self._report(LogResumedDetails(member.name, member.host, lost), reason)
 
-    def _reached(self) -> None:
-        """End the outage, if one lasts; rank 0 logs it for the job."""
-        self._lost_job.is_back()
-        away_s, reason = self._outage.end()
-        if away_s >= AWAY_S and self._shared.progress.generation and self._ring.place.rank == 0:
-            self._report(ZookeeperBackDetails(round(away_s, 3), self._outage.from_step), reason)
-
     def _may_be_restored(self, error: UnknownJob) -> bool:
         """Restore a lost job in ZooKeeper if it is this worker's turn; False: it was removed."""
         step = self._shared.progress.step
@@ -541,25 +540,9 @@ class Daemon:
         self._ring.break_()
         return False
 
-    def _remove_nodes(self) -> None:
-        try:
-            self._pending_writes.write(as_member=not self._resigned)
-            self._candidate.resign()
-            self._pending_writes.remove_member()
-            self._conclude_stop()
-        except (CoordinationError, UnknownJob) as error:
-            logger.info("the session ends without clean-up: %s", error)
-
     def _report(self, details: Details, reason: str) -> None:
         at = self._newest, self._shared.progress.step
         self._shared.log(Event(time.time(), *at, reason, details))
-
-    def _conclude_stop(self) -> None:
-        snapshot = self._store.snapshot()
-        if snapshot.job.state is JobState.STOPPING and not snapshot.hosts and not snapshot.members:
-            end = stopped_outcome(snapshot, snapshot.job.reason)
-            stopping = (JobState.STOPPING,)
-            self._store.set_job_state(end.state, end.reason, end.exit_code, only_from=stopping)
 
     def _turn(self) -> None:
         """Write this worker's reports to ZooKeeper, read the job's state, and lead if elected."""
@@ -567,9 +550,17 @@ class Daemon:
             if self._resigned:
                 self._server.close()
             raise CoordinationError("not connected to ZooKeeper")
-        self._register_again()
+        if self._incarnation != self._store.incarnation:
+            # The nodes of this worker are gone; the worker is not.
+            self._incarnation = self._store.incarnation
+            self._candidate.end_term()
+            self._pending_writes.change_member(lambda member: member)
         if self._resigned:
-            self._leave_job()
+            self._candidate.resign()
+            self._pending_writes.write(as_member=False)
+            self._pending_writes.remove_member()
+            # The others wait for a worker whose port answers, and this one will report no more.
+            self._server.close()
             return
         if self.leave_requested:
             self.leave_requested = False
@@ -588,47 +579,21 @@ class Daemon:
             self._candidate.resign()
         self._shared.preempt(job.reason, job.end_within_s)
         if generation is not None and generation.number > self._newest:
-            self._announce(generation)
+            self._newest = self._endpoints.newest_generation = generation.number
+            # Workers that still wait in an older rendezvous wait in vain: this fails them now.
+            self._server.announce(generation.scope)
+            self._scope = generation.scope
+            self._shared.announce(generation)
+            self._ending.current = generation
         self._shared.job_is(job.state, job.reason)
         self.sizes = job.sizes  # edl-discover may have said others
         self._break_ring_of(self._shared.evicted)
-        self._elect(member, job.state, generation, evicted)
-
-    def _register_again(self) -> None:
-        if self._incarnation != self._store.incarnation:
-            # The nodes of this worker are gone; the worker is not.
-            self._incarnation = self._store.incarnation
-            self._candidate.end_term()
-            self._pending_writes.change_member(lambda member: member)
-
-    def _leave_job(self) -> None:
-        self._candidate.resign()
-        self._pending_writes.write(as_member=False)
-        self._pending_writes.remove_member()
-        # The others wait for a worker whose port answers, and this one will report no more.
-        self._server.close()
-
-    def _announce(self, generation: Generation) -> None:
-        self._newest = self._endpoints.newest_generation = generation.number
-        # Workers that still wait in an older rendezvous wait in vain: this fails them now.
-        self._server.announce(generation.scope)
-        self._scope = generation.scope
-        self._shared.announce(generation)
-        self._ending.generation_is(generation)
-
-    def _elect(
-        self,
-        member: Member | None,
-        state: JobState,
-        generation: Generation | None,
-        evicted: Mapping[int, str],
-    ) -> None:
-        """Take part in the election, unless the job ends, and set when to look again."""
+        # The election, unless the job ends, and when to read again.
         if member is not None and self._candidate.remove_dead(
             member, generation, evicted, self._ring.is_building
         ):
             self._period_s = self._limits.breaking_period_s
-        if state.over or (generation is not None and not generation.members):
+        if job.state.over or (generation is not None and not generation.members):
             self._candidate.end_term()  # nothing is left to decide
         else:
             due_s = max(self._candidate.turn(self._wake.set), self._limits.breaking_period_s)

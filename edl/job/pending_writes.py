@@ -41,18 +41,15 @@ class EventLog:
     def write(self) -> None:
         """Write all queued events to ZooKeeper; one whose write failed stays in the queue."""
         while (event := self._shared.next_event()) is not None:
-            # A write that failed may have been carried out.
-            if not (self._unsure and self._is_there(event)):
+            # A write that failed may have been carried out. An event that this edl cannot read,
+            # because a newer one has written it, is another one.
+            data = encode(event.to_json())
+            logged = self._events.read_known(self._last) if self._unsure else ()
+            if not any(encode(written.to_json()) == data for _, written in logged):
                 self._unsure = True
                 self._last = self._events.add(event)
             self._unsure = False
             self._shared.event_is_written()
-
-    def _is_there(self, event: Event) -> bool:
-        # An event that this edl cannot read, because a newer one has written it, is another one.
-        data = encode(event.to_json())
-        logged = self._events.read_known(self._last)
-        return any(encode(e.to_json()) == data for _, e in logged)
 
 
 # ------------------------------------------------------------
@@ -195,20 +192,17 @@ class JobEndEndpoint:
         self._key = key
         self._announce = announce
         self._lock = threading.Lock()
-        self._current: Generation | None = None
+        self.current: Generation | None = None  # the daemon sets it
         self._told = False
 
     def add_to(self, server: DaemonServer) -> None:
         server.add_route(END_PATH, self._answer, changes=True)
 
-    def generation_is(self, generation: Generation) -> None:
-        self._current = generation
-
     def _answer(self, request: HttpRequest) -> tuple[int, bytes]:
         """Announce the end and pass it on, at the first request; its body is the reason."""
         if request.method != "POST":
             return 405, b""
-        current = self._current
+        current = self.current
         if current is None or not current.members:
             return 409, b"in no ring"
         reason = request.body.decode(errors="replace")
@@ -217,12 +211,8 @@ class JobEndEndpoint:
         if first:
             self._announce(current.as_end(reason))
             # Not on the server's loop, which would wait for others that tell this worker.
-            threading.Thread(
-                target=tell_end,
-                args=(self._key, current.members, reason),
-                name="edl-end",
-                daemon=True,
-            ).start()
+            args = self._key, current.members, reason
+            threading.Thread(target=tell_end, args=args, name="edl-end", daemon=True).start()
         return 200, b""
 
 

@@ -46,7 +46,16 @@ def place_workers(
             new[name] = new.get(name, 0) + added
         lacking -= added
     if lacking > 0:
-        raise UsageError(_too_few(job, np, desired, slots, by_slot))
+        parts = [f"{name}: {count}" for name, count in sorted(slots.items())]
+        gone = sorted(set(desired) - set(slots))
+        missing = "no longer discovered" if by_slot else "without an agent"
+        parts += [f"{name}: {desired[name]} {missing}" for name in gone]
+        capacity = sum(max(count, desired.get(name, 0)) for name, count in slots.items())
+        capacity += sum(desired[name] for name in gone)
+        raise UsageError(
+            f"cannot scale job {job} to {workers(np)}: its hosts have {counted(capacity, 'slot')} "
+            f"({', '.join(parts) or 'no host'}); {to_add(job, by_slot)}"
+        )
     # Hosts that are not available lose their workers first.
     for name in sorted(new, key=lambda name: (name not in slots, name), reverse=True):
         taken = min(max(0, -lacking), new[name])
@@ -160,19 +169,6 @@ def _settled(
             if size is not None and job.sizes.allows(size):
                 return place_workers(job.name, size, desired, hosts)
     return None
-
-
-def _too_few(job: str, np: int, desired: Placement, slots: Mapping[str, int], by_slot: bool) -> str:
-    parts = [f"{name}: {count}" for name, count in sorted(slots.items())]
-    gone = sorted(set(desired) - set(slots))
-    missing = "no longer discovered" if by_slot else "without an agent"
-    parts += [f"{name}: {desired[name]} {missing}" for name in gone]
-    capacity = sum(max(count, desired.get(name, 0)) for name, count in slots.items())
-    capacity += sum(desired[name] for name in gone)
-    return (
-        f"cannot scale job {job} to {workers(np)}: its hosts have {counted(capacity, 'slot')} "
-        f"({', '.join(parts) or 'no host'}); {to_add(job, by_slot)}"
-    )
 
 
 # ------------------------------------------------------------
@@ -443,7 +439,11 @@ def place_replacement(
     # A worker leaves this host anyway.
     if desired.get(member.host, 0) < sum(other.host == member.host for other in members):
         return None
-    free = {host.name: _free(host, desired.get(host.name, 0)) for host in snapshot.agents}
+    free = {
+        host.name: host.slots - len(host.disabled) - desired.get(host.name, 0)
+        for host in snapshot.agents
+        if not host.leaving
+    }
     # Hosts that are slow themselves are avoided; the worker's own one may be among them.
     open_ = [name for name in free if free[name] > 0 and name not in avoided]
     if not open_:
@@ -465,10 +465,6 @@ def undo_replacement(snapshot: Snapshot, request: Request) -> Placement:
         return desired
     source, target = desired.get(member.host, 0) + 1, desired[request.host] - 1
     return {**desired, member.host: source, request.host: target}
-
-
-def _free(host: Host, desired: int) -> int:
-    return 0 if host.leaving else host.slots - len(host.disabled) - desired
 
 
 # ------------------------------------------------------------

@@ -147,18 +147,24 @@ class StragglerMitigation:
             if workers and not known & {*workers} and members.issuperset(workers):
                 usual = f"{names(workers)} {at} as fast as the others again"
                 news.append((StragglerReport(workers, "", at, 1.0), usual))
-        return tuple((_details(finding), text) for finding, text in news)
+        return tuple(
+            (
+                StragglerDetails(
+                    tuple(f"w{worker}" for worker in one.workers),
+                    one.host,
+                    str(one.at),
+                    round(one.speed, 3),
+                ),
+                text,
+            )
+            for one, text in news
+        )
 
 
 def _placed(snapshot: Snapshot, hosts: Placement, reason: str) -> DesiredChange | None:
     """Return the change of the desired workers for a replacement; None: it is in the same place."""
     by, reason = RequestedBy.POLICY, f"stragglers: {reason}"
     return set_desired(snapshot.desired, snapshot.assigned, hosts, by, reason) or None
-
-
-def _details(finding: StragglerReport) -> StragglerDetails:
-    workers = tuple(f"w{worker}" for worker in finding.workers)
-    return StragglerDetails(workers, finding.host, str(finding.at), round(finding.speed, 3))
 
 
 def _doing(finding: StragglerReport, care: Mitigation, done: Mapping[int, str]) -> str:
@@ -349,7 +355,12 @@ class PolicyLoop:
             except UsageError as error:
                 return PolicyResult(failed=str(error))
             self._kept = kept
-        may_follow, ring = self._may_follow(snapshot), self._ring()
+        # It may follow its policy while it trains, and is not being profiled.
+        generation, ring = snapshot.generation, self._ring()
+        trains = generation is not None and bool(generation.members) and not snapshot.paused
+        may_follow = trains and snapshot.job.state is JobState.RUNNING
+        if may_follow and snapshot.desired.by is RequestedBy.PROFILE:
+            may_follow = self._store.profile.held() is None
         # What the ring reports about itself.
         times, share = slowest(ring.times), data_part(ring.times)
         learned = replace(self.learned, times=times, data_part=share)
@@ -380,27 +391,22 @@ class PolicyLoop:
         if kept.off or ring.batching is None or not ring.batching.is_chosen:
             return result
         # The global batch, if edl chooses it; a choice lasts 5 s.
-        generation = snapshot.generation
         if generation is None or not generation.members:
             return result
         now_s, before = self._clock(), self._choice
         if now_s >= self._choice_due_s:
             observation = self._observed(snapshot, left, _coming(snapshot, generation)[1])
-            self._choice_due_s, self._choice = now_s + CHOICE_S, _chosen(observation)
+            self._choice_due_s = now_s + CHOICE_S
+            try:
+                self._choice = choose_batch(observation)
+            except ArithmeticError as error:
+                logger.exception("the global batch cannot be chosen")
+                self._choice = BatchDecision(0, f"the global batch stays as it is: {error!r}")
             if self._choice.batch not in (0, before.batch):
                 mine = ring.batching.of_all(observation.np)
                 details = GlobalBatchDetails(mine, self._choice.batch)
                 result = replace(result, news=(*result.news, (details, self._choice.reason)))
         return result.with_batch(self._choice.batch, self._choice.reason)
-
-    def _may_follow(self, snapshot: Snapshot) -> bool:
-        """Return whether the job may follow its policy: it trains, and is not being profiled."""
-        generation = snapshot.generation
-        trains = generation is not None and generation.members and not snapshot.paused
-        if not trains or snapshot.job.state is not JobState.RUNNING:
-            return False
-        by_profile = snapshot.desired.by is RequestedBy.PROFILE
-        return not (by_profile and self._store.profile.held() is not None)
 
     def _learn(self, snapshot: Snapshot, sample: ProgressSample | None) -> None:
         learned, now_s, generation = self.learned, self._clock(), snapshot.generation
@@ -526,11 +532,3 @@ def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, in
     at = {member.id: member.generation for member in snapshot.members}
     entered = all(at.get(worker) == generation.number for worker in generation.worker_ids)
     return coming, not entered or sum(coming.values()) != len(generation.members)
-
-
-def _chosen(observation: Observation) -> BatchDecision:
-    try:
-        return choose_batch(observation)
-    except ArithmeticError as error:
-        logger.exception("the global batch cannot be chosen")
-        return BatchDecision(0, f"the global batch stays as it is: {error!r}")

@@ -337,9 +337,8 @@ def choose_target(
             size = len(active) - len(leaving) + joined
             # A ring of one has two for the switch in which its only worker is replaced.
             doubles = bool(source) and joined == len(active) == 1
-            if (doubles or _is_allowed(snapshot, size, active, leaving)) and size >= _least(
-                snapshot, active, leaving
-            ):
+            allowed = doubles or _is_allowed(snapshot, size, active, leaving)
+            if allowed and size >= _least(snapshot, active, leaving):
                 return Target(tuple(ready[:joined]), tuple(leaving), tuple(postponed))
     # No size is allowed: only the workers leave that must, and at most as many newcomers join.
     leaving = [departure for departure in departures if departure.must and departure not in source]

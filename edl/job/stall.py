@@ -49,7 +49,7 @@ class Activity(Record):
 
     @property
     def waits(self) -> bool:
-        return self.doing != IN_USER_CODE
+        return self.doing != IN_USER_CODE  # it waits inside edl, and delays no other worker
 
 
 @dataclass(frozen=True)

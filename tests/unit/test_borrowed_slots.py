@@ -14,6 +14,7 @@ from made import make_job, wanted
 from edl.host import agent as borrowed_slots
 from edl.host.agent import BorrowedSlots
 from edl.host.process import Process
+from edl.host.signals import handled
 from edl.host.supervision import SupervisorState
 from edl.job.borrowing import ReclaimTerms, without_reclaimed
 from edl.job.decision import DesiredChange, set_desired
@@ -136,7 +137,7 @@ def test_the_signal_takes_all_back(tmp_path: Path) -> None:
     file.write_text("2")
     agent = Agent(file)
     agent.turn()
-    with agent.borrowed.signals():
+    with handled([signal.SIGRTMIN], agent.borrowed.on_signal):
         signal.raise_signal(signal.SIGRTMIN)
     assert agent.turn()
     assert agent.stands == (2, 0)

@@ -10,8 +10,8 @@ import pytest
 
 from edl.host.horovodrun import last_answer
 from edl.host.horovodrun.discovery import _file
+from edl.host.horovodrun.driver import find_launcher
 from edl.host.horovodrun.last_answer import FRESH_S, TOUCH_S, DesiredFile, keep_answer
-from edl.host.horovodrun.launcher import find_launcher
 
 HERE = ("python", "/bin/horovodrun", "-np", "2")
 SHELL = ("/bin/sh", "-c", "horovodrun -np 2")

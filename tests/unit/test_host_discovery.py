@@ -10,7 +10,7 @@ from edl import config
 from edl.errors import UsageError
 from edl.host.devices import first_desired, lines, parse_hosts
 from edl.host.horovodrun import discovery
-from edl.host.horovodrun.launcher import ElasticLimits
+from edl.host.horovodrun.driver import ElasticLimits
 from edl.spec import Sizes
 
 

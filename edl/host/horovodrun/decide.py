@@ -3,27 +3,21 @@
 `edl-worker` runs between the driver of horovodrun and the training process, because the driver
 draws conclusions from the end of a process that it started: if one fails, its whole host is
 blacklisted; if one succeeds, the job ends. So `edl-worker` ends only when the driver should see an
-end. The entry point is :func:`decide_slot`. Its rules, in order:
+end. The rules of :func:`decide_slot`, in order:
 
 1. The end of the job: :mod:`edl.host.job_end`. When nothing is left to do, this process ends.
 2. The driver has taken the slot back, or this process was asked to end: the worker leaves, and no
    worker is started again. A process that was asked to end gives back one slot of its host; the
    driver takes back the highest slot, so another process may have to go, and then this one starts a
-   worker again. Once all `edl-worker` processes were asked to end and no worker is left, the job is
-   STOPPED. The leader takes a worker whose slot was taken back out of the ring; a worker that is in
-   no ring, or was evicted, is ended here. A process whose ssh has ended is dead for the driver: its
-   worker leaves, and the process ends too. On a host that the driver bars, this process ends before
-   the driver kills it: the driver would notice a kill some 5 s late, when the slot may belong to
-   another process, which would then seem to have failed.
+   worker again. A process whose ssh has ended is dead for the driver: its worker leaves, and the
+   process ends too. On a host that the driver bars, this process ends before the driver kills it:
+   the driver would notice a kill some 5 s late, when the slot may belong to another process, which
+   would then seem to have failed.
 3. A job that cannot begin, or has no workers left: :mod:`edl.host.job_end`.
 4. A worker that cannot stay in the job is ended (:mod:`edl.host.restart`).
-5. A worker that has ended is started again, with a back-off that grows with its failures, but not
-   while no worker of the ring is in ZooKeeper, because none could send the job's state to the new
-   one. A slot that fails more than ``max_restarts`` times in a row is disabled: this process stays,
-   because the driver would bar its host, but starts no worker any more. With fewer than ``min_np``
-   slots left the job has FAILED.
-
-:mod:`edl.host.horovodrun.decide` decides what to do about `edl-worker` processes that have died.
+5. A worker that has ended is started again, with a back-off that grows with its failures. A slot
+   that fails more than ``max_restarts`` times in a row is disabled: this process stays, because the
+   driver would bar its host, but starts no worker any more.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from edl import config
 from edl.config import Config
 from edl.errors import UsageError
 from edl.host.devices import first_desired
-from edl.host.horovodrun.launcher import Launcher, find_launcher
+from edl.host.horovodrun.driver import Launcher, find_launcher
 from edl.spec import Sizes
 from edl.zookeeper.access import keep
 

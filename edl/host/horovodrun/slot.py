@@ -35,9 +35,8 @@ from edl.host.horovodrun.decide import (
     without_barred,
     would_end_the_job,
 )
-from edl.host.horovodrun.driver import Driver, RankAssignment
+from edl.host.horovodrun.driver import Driver, RankAssignment, discovered, find_launcher
 from edl.host.horovodrun.last_answer import DesiredFile
-from edl.host.horovodrun.launcher import discovered, find_launcher
 from edl.host.output import Tee
 from edl.host.process import Process, title
 from edl.host.supervision import DisableSlot, EndProcess, Start, SupervisorDecision, dead_ring
