@@ -21,52 +21,43 @@ def address_of(interface: str) -> str | None:
 
 def own_address(configured: str, interface: str, zookeeper: str) -> str:
     """Return the IPv4 address of this host at which the job's other hosts reach it."""
-    given = _resolved(configured) if configured else ""
+    given = ""
+    if configured:
+        try:
+            # IPv4, for Horovod's rendezvous client knows nothing else.
+            found = socket.getaddrinfo(configured, None, family=socket.AF_INET)
+        except OSError:
+            raise UsageError(
+                f"the address {configured} cannot be resolved on this host; give a number, there "
+                f"are {_listed(_addresses())}"
+            ) from None
+        given = str(found[0][4][0])
     if interface:
-        return _on(interface, given)
+        there = _addresses()
+        usable = there.get(interface, ())
+        if not usable:
+            raise UsageError(
+                f"there is no network interface {interface} with an IPv4 address on this host; "
+                f"there are {_listed(there)}"
+            )
+        if given and given not in usable:
+            raise UsageError(
+                f"{given} is no address of the network interface {interface}; there are "
+                f"{_listed(there)}"
+            )
+        return given or usable[0]
     if given:
-        return _usable(given)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((given, 0))
+            except OSError:
+                raise UsageError(
+                    f"{given} is no address of this host; there are {_listed(_addresses())}"
+                ) from None
+        return given
     servers = zookeeper.split("/")[0].split(",")
     # The address from which this host would send to a server that is not on it.
     return next(filter(None, map(_towards, servers)), LOOPBACK)
-
-
-def _on(interface: str, given: str) -> str:
-    there = _addresses()
-    own = there.get(interface, ())
-    if not own:
-        raise UsageError(
-            f"there is no network interface {interface} with an IPv4 address on this host; "
-            f"there are {_listed(there)}"
-        )
-    if given and given not in own:
-        raise UsageError(
-            f"{given} is no address of the network interface {interface}; there are "
-            f"{_listed(there)}"
-        )
-    return given or own[0]
-
-
-def _usable(address: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            raise UsageError(
-                f"{address} is no address of this host; there are {_listed(_addresses())}"
-            ) from None
-    return address
-
-
-def _resolved(name: str) -> str:
-    try:
-        # IPv4, for Horovod's rendezvous client knows nothing else.
-        return str(socket.getaddrinfo(name, None, family=socket.AF_INET)[0][4][0])
-    except OSError:
-        raise UsageError(
-            f"the address {name} cannot be resolved on this host; give a number, there are "
-            f"{_listed(_addresses())}"
-        ) from None
 
 
 def _towards(server: str) -> str | None:

@@ -20,7 +20,12 @@ def check_command(command: Sequence[str], cwd: Path, search_path: str | None) ->
         raise UsageError(f"the job's working directory {cwd} does not exist on this host")
     program = command[0]
     if os.sep in program:
-        _check_program(cwd / program, program)
+        path = cwd / program
+        if not path.exists():
+            raise UsageError(f"the program {program} does not exist")
+        if path.is_dir() or not os.access(path, os.X_OK):
+            hint = f"; write `python {program}`" if program.endswith(".py") else ""
+            raise UsageError(f"{program} is not executable{hint}")
     elif shutil.which(program, path=search_path) is None:
         hint = f"; write `python {program}`" if program.endswith(".py") else ""
         if is_python(program):
@@ -29,14 +34,6 @@ def check_command(command: Sequence[str], cwd: Path, search_path: str | None) ->
     script = python_script(command)
     if script is not None and not (cwd / script).exists():
         raise UsageError(f"the script {script} does not exist (in {cwd})")
-
-
-def _check_program(path: Path, program: str) -> None:
-    if not path.exists():
-        raise UsageError(f"the program {program} does not exist")
-    if path.is_dir() or not os.access(path, os.X_OK):
-        hint = f"; write `python {program}`" if program.endswith(".py") else ""
-        raise UsageError(f"{program} is not executable{hint}")
 
 
 def is_own_interpreter(program: str) -> bool:

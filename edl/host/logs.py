@@ -56,24 +56,24 @@ def former(path: Path) -> Path:
     return path.with_name(path.name + FORMER_LOG)
 
 
-def last_output(path: Path, most_bytes: int = TAIL_BYTES) -> str:
-    """Return the end of a worker's log as text: whole lines, at most `most_bytes` bytes of them."""
+def last_output(path: Path, max_bytes: int = TAIL_BYTES) -> str:
+    """Return the end of a worker's log as text: whole lines, at most `max_bytes` bytes of them."""
     content = b""
     for file in (path, former(path)):
-        lacking = most_bytes + 1 - len(content)
+        lacking = max_bytes + 1 - len(content)
         if lacking > 0:
             content = _end_of(file, lacking) + content
-    if len(content) > most_bytes:
+    if len(content) > max_bytes:
         whole = content.partition(b"\n")[2]
         content = whole or content[1:]
     return content.decode(errors="replace").rstrip("\n")
 
 
-def _end_of(path: Path, most_bytes: int) -> bytes:
+def _end_of(path: Path, max_bytes: int) -> bytes:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
-            return file.read(most_bytes)
+            file.seek(max(0, os.fstat(file.fileno()).st_size - max_bytes))
+            return file.read(max_bytes)
     except OSError:
         return b""
 

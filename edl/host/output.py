@@ -110,7 +110,9 @@ class OutputStream(io.TextIOBase):
             try:
                 written = os.write(self._descriptor, left)
             except BlockingIOError:  # another process has made the pipe or terminal non-blocking
-                _wait_for_reader(self._descriptor)
+                poll = select.poll()
+                poll.register(self._descriptor, select.POLLOUT)
+                poll.poll(_READABLE_S * 1000)
                 continue
             self._in_line = left[written - 1] != ord("\n")
             left = left[written:]
@@ -133,25 +135,21 @@ def _descriptor(file: IO[str] | None) -> int | None:
         return None
 
 
-def _wait_for_reader(descriptor: int) -> None:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    poll.poll(_READABLE_S * 1000)
-
-
 class LineBuffer:
     """A splitter of a log into lines; of a progress bar, it keeps the newest state only."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._rest = b""
         self._bar_shown = ("", time.monotonic())
 
     def add(self, content: bytes) -> list[str]:
         """Return the lines that `content`, the next part of the log, completes, in order."""
         *complete, rest = (self._rest + content).split(b"\n")
-        self._rest = _newest_state(rest)
-        if len(self._rest) > self._most_bytes:
+        # Of a progress bar, its newest state.
+        before, _, newest = rest.rstrip(b"\r").rpartition(b"\r")
+        self._rest = b"\r" + newest + rest[len(rest.rstrip(b"\r")) :] if before else rest
+        if len(self._rest) > self._max_bytes:
             complete.append(self._rest)
             self._rest = b""
         return [as_shown(line) for line in complete]
@@ -176,11 +174,6 @@ class LineBuffer:
 
 def as_shown(line: bytes) -> str:
     return line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]
-
-
-def _newest_state(line: bytes) -> bytes:
-    before, _, newest = line.rstrip(b"\r").rpartition(b"\r")
-    return b"\r" + newest + line[len(line.rstrip(b"\r")) :] if before else line
 
 
 KEPT = 1000  # lines that wait, of which the newest are kept
@@ -333,9 +326,8 @@ class Output:
         self._logging = _Logging(lambda line: self._put(_Note(line)))
 
     def __enter__(self) -> Self:
-        self._console.file = cast(
-            IO[str], self._out
-        )  # from now on, what rich draws raises no error
+        # From now on, what rich draws raises no error.
+        self._console.file = cast(IO[str], self._out)
         if self._render is not None and self._console.is_terminal:
             self._live = Live(
                 get_renderable=self._below,
@@ -379,7 +371,13 @@ class Output:
             if tail is None:
                 return ""
             tail.ended = True
-        return best(_last_lines(tail.path))
+        try:
+            with tail.path.open("rb") as file:
+                file.seek(max(0, tail.path.stat().st_size - _LAST_BYTES))
+                lines = file.read(_LAST_BYTES).split(b"\n")[-KEPT_LINES:]
+        except OSError:  # the file was removed
+            return ""
+        return best(map(as_shown, lines))
 
     def note(self, text: str, sentence: str = "", shorter: str = "") -> None:
         """Show a line of the agent itself, after "edl: ", once the lines before it are shown."""
@@ -402,8 +400,10 @@ class Output:
         for attempt_id, tail in tails:
             ended = tail.ended or last
             try:
-                if self._shows_workers:
-                    self._show_news(tail, ended)
+                for lines in tail.lines(finish=ended) if self._shows_workers else ():
+                    self._show(tail, lines)
+                if self._shows_workers and not self._console.is_terminal:
+                    self._show(tail, tail.buffer.due_bar(self._bar_s))
             except OSError as error:  # of its disk, for example; the other logs are shown on
                 ended = True
                 notes.append(_Note(f"edl: {tail.prefix} its log cannot be read: {error}"))
@@ -415,12 +415,6 @@ class Output:
             notes.insert(0, _Note(left_out))
         for note in notes:
             self._say(note.shorter if note.sentence in self._sentences else note.text)
-
-    def _show_news(self, tail: _Tail, finish: bool) -> None:
-        for lines in tail.lines(finish=finish):
-            self._show(tail, lines)
-        if not self._console.is_terminal:
-            self._show(tail, tail.buffer.due_bar(self._bar_s))
 
     def _put(self, note: _Note) -> None:
         self._notes.put(note)
@@ -495,15 +489,6 @@ class _Logging(logging.Handler):
             self._put(self.format(record))
         except (TypeError, ValueError, KeyError):  # its arguments do not fit its text
             self.handleError(record)
-
-
-def _last_lines(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LAST_BYTES))
-            return [as_shown(line) for line in file.read(_LAST_BYTES).split(b"\n")[-KEPT_LINES:]]
-    except OSError:  # the file was removed
-        return []
 
 
 def _colour(tail: _Tail) -> str:

@@ -111,12 +111,15 @@ class Workers:
             own["EDL_IMPORTS_FILE"] = str(imports)
         self._logs.mkdir(parents=True, exist_ok=True)  # it may have been removed during a long job
         environment = {**self._environment, **variables, **own}
-        forked = self._fork(attempt_id, environment)
-        if forked is None:
-            started = self._spawn(attempt_id, environment)
-            self._write_record(attempt_id, started.pid)
-        self._running[attempt_id] = process = forked or started
-        how = "forked" if forked is not None else "started"
+        write_record = partial(self._write_record, attempt_id)
+        process: subprocess.Popen[bytes] | Child | None = None
+        if self.template is not None:
+            process = self.template.fork(environment, self.log_of(attempt_id), write_record)
+        how = "forked"
+        if process is None:
+            process, how = self._spawn(attempt_id, environment), "started"
+            write_record(process.pid)
+        self._running[attempt_id] = process
         logger.info("%s %s in slot %d as process %d", how, attempt_id, slot, process.pid)
         with contextlib.suppress(RuntimeError):  # no thread is left: its end is seen a little later
             threading.Thread(target=self._await, args=(process.pid,), daemon=True).start()
@@ -131,13 +134,6 @@ class Workers:
             # It is not reaped here.
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             self.on_exit()
-
-    def _fork(self, attempt_id: str, environment: Mapping[str, str]) -> Child | None:
-        if self.template is None:
-            return None
-        return self.template.fork(
-            environment, self.log_of(attempt_id), partial(self._write_record, attempt_id)
-        )
 
     def _spawn(self, attempt_id: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with self.log_of(attempt_id).open("ab") as log:
@@ -176,11 +172,6 @@ class Workers:
             for one in find(self._environment, self._record_of)
             if one.attempt_id not in self._running
         )
-
-    def take_over(self) -> tuple[RunningWorker, ...]:
-        orphans = self.orphans()
-        self.watch(orphans)
-        return orphans
 
     def watch(self, orphans: Iterable[RunningWorker]) -> None:
         self._running |= {one.attempt_id: one for one in orphans}
@@ -226,9 +217,12 @@ class Workers:
             if (end := self._end_of(attempt_id, process)) is not None:
                 ends[attempt_id] = end
                 del self._running[attempt_id]
-                _remove_if_empty(self.stacks_of(attempt_id))
-                for path in (self._record_of(attempt_id), self._trained_of(attempt_id)):
-                    with contextlib.suppress(OSError):  # a disk that fails ends no worker
+                stacks = self.stacks_of(attempt_id)
+                used = [self._record_of(attempt_id), self._trained_of(attempt_id)]
+                with contextlib.suppress(OSError):  # a disk that fails ends no worker
+                    used += [stacks] if stacks.stat().st_size == 0 else []
+                for path in used:
+                    with contextlib.suppress(OSError):
                         path.unlink()
         return ends
 
@@ -264,7 +258,9 @@ class Workers:
 
     def end(self, attempt_id: str, kill: bool) -> None:
         process = self._running.get(attempt_id)
-        if process is not None and (not isinstance(process, RunningWorker) or _lives(process)):
+        # After the end of a worker that was taken over, its pid may be another process's.
+        over = isinstance(process, RunningWorker) and process.poll() is not None
+        if process is not None and not over:
             signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
     def kill_all(self, timeout_s: float) -> None:
@@ -323,12 +319,6 @@ def _age_s(path: Path) -> float | None:
         return 0.0
 
 
-def _remove_if_empty(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        if path.stat().st_size == 0:
-            path.unlink()
-
-
 def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
     logs = [path / "logs" for path in jobs.glob("*") if path.is_dir()]
     aged = sorted(((last_use_s(path), path) for path in logs), reverse=True)
@@ -353,10 +343,6 @@ def script_end(pid: int) -> ScriptEnd | None:
     except OSError:
         return None
     return ScriptEnd.read(name)
-
-
-def _lives(orphan: RunningWorker) -> bool:
-    return orphan.poll() is None
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:
@@ -403,9 +389,9 @@ def behind_a_shell() -> None:
 
 
 def is_unread(output: int) -> bool:
-    look = select.poll()
-    look.register(output, 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in look.poll(0))
+    poll = select.poll()
+    poll.register(output, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 # ------------------------------------------------------------
@@ -443,9 +429,7 @@ class UnresponsiveWorkers:
         self._doors = of_ring | self._doors
         self._doors |= {m.attempt_id: (m.address, m.port) for m in snapshot.members}
         alive = {p.attempt_id for p in processes if p.alive}
-        self._doors = {
-            attempt_id: door for attempt_id, door in self._doors.items() if attempt_id in alive
-        }
+        self._doors = {attempt_id: self._doors[attempt_id] for attempt_id in alive & {*self._doors}}
         asked = [p.attempt_id for p in to_ask(processes, snapshot) if p.attempt_id in self._doors]
         answers = ask_all(
             {n: self._doors[attempt_id] for n, attempt_id in enumerate(asked)}, ASK_TIMEOUT_S
@@ -485,10 +469,8 @@ class UnresponsiveWorkers:
 
     def write_stacks(self, process: Process) -> None:
         """Let an unresponsive worker write its stacks; the next `look` records them."""
-        path, pid = (
-            self._workers.stacks_of(process.attempt_id),
-            self._workers.pid_of(process.attempt_id),
-        )
+        path = self._workers.stacks_of(process.attempt_id)
+        pid = self._workers.pid_of(process.attempt_id)
         if pid is None:
             return
         obeys = self._signal > 0 and path.exists()  # else the signal would end it

@@ -588,7 +588,6 @@ class Daemon:
         self._shared.job_is(job.state, job.reason)
         self.sizes = job.sizes  # edl-discover may have said others
         self._break_ring_of(self._shared.evicted)
-        # The election, unless the job ends, and when to read again.
         if member is not None and self._candidate.remove_dead(
             member, generation, evicted, self._ring.is_building
         ):
@@ -596,8 +595,12 @@ class Daemon:
         if job.state.over or (generation is not None and not generation.members):
             self._candidate.end_term()  # nothing is left to decide
         else:
-            due_s = max(self._candidate.turn(self._wake.set), self._limits.breaking_period_s)
-            self._period_s = min(self._period_s, due_s)
+            self._elect()
+
+    def _elect(self) -> None:
+        """Take part in the election, lead if elected, and set when to read ZooKeeper again."""
+        due_s = max(self._candidate.turn(self._wake.set), self._limits.breaking_period_s)
+        self._period_s = min(self._period_s, due_s)
 
     def _release_others(self) -> None:
         ended_in, worker = self._ended_in, self._shared.worker

@@ -40,7 +40,6 @@ from edl.policy.stragglers import RingReport
 from edl.records import (
     Generation,
     Member,
-    RingMember,
     Stage,
     TrainingStatus,
     WorkerProgress,
@@ -285,7 +284,17 @@ class LeaderTerm:
         ages = self._ages.observe(snapshot, self._clock())
         self._detector.update(snapshot)
         dead, silent = self._detector.dead(snapshot, ages.generation_s)
-        dead = self._check_stall(snapshot) | dead
+        if (stall := self._detector.stall(snapshot)) is None:
+            self._stall, self._named = "", None
+        else:
+            if self._named is None or not self._named.issuperset(stall.culprits):
+                logger.warning("%s", stall.reason)
+                workers = tuple(f"w{worker}" for worker in stall.culprits)
+                # Under the fence of this term: a leader that was suspended takes the time that it
+                # missed for a stall, while another one leads the ring on without it.
+                self._decisions.put_event(self._event(StalledDetails(workers), stall.reason))
+            self._stall, self._named = stall.reason, {*(self._named or ()), *stall.culprits}
+            dead = {**stall.evict, **dead}
         late = overdue(snapshot, ages.reclaims_s)
         decision = decide(snapshot, self.term, ages, self._limits, dead, silent, late)
         if decision.acts:
@@ -296,7 +305,11 @@ class LeaderTerm:
             wake()
         else:
             self._follow_policy(snapshot, ages, wake)
-        paused = self._check_pause(snapshot)
+        generation, paused = snapshot.generation, snapshot.paused
+        if paused and generation is not None and generation.number != self._paused:
+            self._paused = generation.number
+            left = PausedDetails(len(generation.members), snapshot.job.sizes.min_np)
+            self._log(self._event(left, paused, generation.number))
         reason = f"{paused}; {decision.reason}" if paused else decision.reason
         if reason != self._reason:
             self._reason = reason
@@ -334,29 +347,6 @@ class LeaderTerm:
             self._decisions.put_learned(result.learned)
             self._policy_loop.written(result.learned)
 
-    def _check_stall(self, snapshot: Snapshot) -> dict[int, str]:
-        """Return whom to evict for a stall; log when it begins or a further worker causes it."""
-        stall = self._detector.stall(snapshot)
-        if stall is None:
-            self._stall, self._named = "", None
-            return {}
-        if self._named is None or not self._named.issuperset(stall.culprits):
-            logger.warning("%s", stall.reason)
-            workers = tuple(f"w{worker}" for worker in stall.culprits)
-            # Under the fence of this term: a leader that was suspended takes the time that it
-            # missed for a stall, while another one leads the ring on without it.
-            self._decisions.put_event(self._event(StalledDetails(workers), stall.reason))
-        self._stall, self._named = stall.reason, {*(self._named or ()), *stall.culprits}
-        return dict(stall.evict)
-
-    def _check_pause(self, snapshot: Snapshot) -> str:
-        generation, paused = snapshot.generation, snapshot.paused
-        if paused and generation is not None and generation.number != self._paused:
-            self._paused = generation.number
-            left = PausedDetails(len(generation.members), snapshot.job.sizes.min_np)
-            self._log(self._event(left, paused, generation.number))
-        return paused
-
     @staticmethod
     def _completed(decision: MembershipDecision) -> MembershipDecision:
         """Return `decision` with a time and a random scope, which a pure decision has not."""
@@ -381,6 +371,10 @@ class LeaderTerm:
                     if member.id not in snapshot.evicted
                     and reports_broken(member, snapshot.generation)
                 }
+            hosts: dict[str, tuple[str, ...]] = {}
+            for member in new.members:
+                if member.id in new.joined:
+                    hosts[member.host] = (*hosts.get(member.host, ()), f"w{member.id}")
             written = GenerationDetails(
                 term=new.term,
                 members=tuple(f"w{worker}" for worker in new.worker_ids),
@@ -389,7 +383,7 @@ class LeaderTerm:
                 repair=new.repairs,
                 failures=failures,
                 samples_per_s=round(self._rate.newest, 1),
-                hosts=_hosts_of(new),
+                hosts=hosts,
             )
             yield self._event(written, new.reason, new.number)
         if decision.change and decision.change.moves:
@@ -435,14 +429,6 @@ class LeaderTerm:
         self._decisions.put_status(status)
         self._store.events.trim(EVENTS_KEPT)
         self._store.members.forget_evicted(snapshot.forgettable(EVICTED_KEPT))
-
-
-def _hosts_of(new: Generation) -> dict[str, tuple[str, ...]]:
-    joined: dict[str, tuple[str, ...]] = {}
-    for member in new.members:
-        if member.id in new.joined:
-            joined[member.host] = (*joined.get(member.host, ()), f"w{member.id}")
-    return joined
 
 
 class _Rate:
@@ -536,15 +522,12 @@ class Candidate:
         members = {member.id: member for member in (*generation.members, *generation.previous)}
         for name in election.ahead():
             worker = candidate_worker(name)
-            dead = worker in given_up or self._is_gone(members.get(worker))
+            dead = worker in given_up
+            if not dead and (other := members.get(worker)) is not None:
+                answer = ask(other.address, other.port, self._probe_timeout_s).answer(self._run())
+                dead = liveness.gone(other.id, f"port {other.port}", answer) is not None
             if worker == member.id or not dead:
                 return stuck
             logger.info("the candidate %s is gone", name)
             election.remove(name)
         return False
-
-    def _is_gone(self, member: RingMember | None) -> bool:
-        if member is None:
-            return False
-        answer = ask(member.address, member.port, self._probe_timeout_s).answer(self._run())
-        return liveness.gone(member.id, f"port {member.port}", answer) is not None

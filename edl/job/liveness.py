@@ -1,7 +1,5 @@
 """Decide which workers the leader asks over HTTP, and whether their answers prove them dead.
 
-:func:`workers_to_probe` says whom to ask, :func:`proof` judges an answer. Neither asks anybody.
-
 ZooKeeper only knows whose session ended, and a session may end under a healthy worker. So a worker
 counts as dead on proof alone:
 
@@ -10,11 +8,7 @@ counts as dead on proof alone:
   is broken. Any one of the three may have another cause; a worker with which steps complete is
   healthy.
 
-For a newcomer on its way into its first ring the third proof is not needed: steps do not need the
-newcomer before that, the other workers wait for it meanwhile, and it holds no state. For a worker
-that leaves in a switch, the ring must have stood still for longer than a session lasts: the worker
-may have removed its own node and closed its port, and its silence may be a lost packet. A worker
-that answers is never dead; one that lets the others wait for too long is evicted for that
+A worker that answers is never dead; one that lets the others wait for too long is evicted for that
 (:mod:`edl.job.membership`).
 """
 
@@ -124,7 +118,8 @@ def proof(
     ranked = "without a rank" if rank is None else f"rank {rank}"
     left = f"w{worker} ({ranked}, host {member.host if member else '?'}) left ZooKeeper"
     planned = new is not None and bool(new.previous)
-    # Steps do not need a newcomer of a planned generation that nobody has entered.
+    # Steps do not need a newcomer of a planned generation that nobody has entered: the others wait
+    # for it meanwhile, and it holds no state.
     if new is not None and planned and worker in new.joined and not snapshot.switched:
         return (
             f"it is frozen or cut off: {left} on its way into its first ring, and {place} does not "

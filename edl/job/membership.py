@@ -446,10 +446,9 @@ def _change(  # noqa: C901 - one decision, its guards in order
     if assigned.by_slot and not arriving and signalled == len(active):
         return _end(current, ALL_ASKED)
     newcomers = sort_newcomers(arriving, snapshot, current, departures, silent, ages, limits)
-    # A refusal is said at once; an accepted drain is answered with the switch in which it happens.
-    wait = MembershipDecision(
-        "", evict=newcomers.evict, answers=tuple(one for one in answers if not one.accepted)
-    )
+    # A refusal is written at once; an accepted drain is answered with the switch that does it.
+    refusals = tuple(answer for answer in answers if not answer.accepted)
+    wait = MembershipDecision("", evict=newcomers.evict, answers=refusals)
     # Newcomers that come up together join in one switch, for each switch costs a pause.
     if newcomers.ready and newcomers.coming and newcomers.ready_s < limits.gather_s:
         reason = f"{names(newcomers.ready)} are ready and wait for {names(newcomers.coming)}"

@@ -1,19 +1,7 @@
 """Compute who may leave and who may join a ring that trains, and which size it has then.
 
-:mod:`edl.job.membership` decides the switch; it asks here for the arithmetic:
-
-1. With which numbers: if a crash has left a size that is not allowed, fewer are assigned
-   (:func:`with_allowed_size`).
-2. Who may leave: those that a signal or a request asks to leave, and those beyond the assigned
-   number (:func:`workers_to_leave`).
-3. Who may join: each host gets newcomers up to its assigned number of workers, and further
-   newcomers are evicted (:func:`sort_newcomers`).
-4. How large the ring is after the switch, and who stays longer for that (:func:`choose_target`).
-5. Whether it is worth to wait: newcomers wait for others where they take the places of workers that
-   train meanwhile (:func:`await_replacements`), and workers that got SIGTERM wait briefly for the
-   other workers of their host (:func:`await_same_host`).
-
-A worker that got SIGTERM or was drained is not replaced: the number of desired workers falls by one
+:mod:`edl.job.membership` decides the switch; it asks here for the arithmetic, in five steps. A
+worker that got SIGTERM or was drained is not replaced: the number of desired workers falls by one
 with the switch in which it leaves. There are three exceptions. If its host has more workers than
 are assigned to it, the number stays. If the smaller number is not an allowed size of the job,
 another worker takes the place. If the launcher assigns workers by slot, it starts another worker in

@@ -61,8 +61,9 @@ class FunctionFiles:
             raise
         cells: Cells = {
             file: (len("".join(lines)), None, lines, file)
-            for file, lines in _cached_lines().items()
-            if not os.path.exists(file)
+            for file, entry in list(linecache.cache.items())
+            # Not one that is only known by its loader.
+            if len(entry) == 4 and (lines := list(entry[2])) and not os.path.exists(file)
         }
         self._write(_FUNCTION, pickle.dumps((list(sys.path), cells, call)))
         script = f"{re.sub('[^A-Za-z0-9_]+', '_', name).strip('_') or 'function'}.py"
@@ -145,11 +146,3 @@ def _pickled(value: Any, what: str) -> bytes:
 
 def name_of(func: Callable[..., Any]) -> str:
     return str(getattr(func, "__name__", type(func).__name__))
-
-
-def _cached_lines() -> dict[str, list[str]]:
-    found = {}
-    for file, entry in list(linecache.cache.items()):
-        if len(entry) == 4:  # not one that is only known by its loader
-            found[file] = list(entry[2])
-    return found

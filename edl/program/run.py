@@ -165,8 +165,15 @@ def split_options(options: Mapping[str, Any]) -> tuple[Options, config.Config]:
     own = {name: options[name] for name in Options.__dataclass_fields__ if name in options}
     others = {name: options[name] for name in options.keys() - own.keys()}
     for name in sorted(others):
-        if name in INSTEAD or name not in config.SETTINGS:
-            raise ConfigError(name, f"edl.run has no option {name}{_advice(name)}")
+        if name not in INSTEAD and name in config.SETTINGS:
+            continue
+        advice = "; see help(edl.run), and `edl run --help` for the settings of a job"
+        known = [*Options.__dataclass_fields__, *config.SETTINGS]
+        if name in INSTEAD:
+            advice = f": {INSTEAD[name]}"
+        elif near := get_close_matches(name, known, n=1, cutoff=0.7):
+            advice = f"; did you mean {near[0]}?"
+        raise ConfigError(name, f"edl.run has no option {name}{advice}")
     if isinstance(others.get("resume"), bool):
         others["resume"] = "1" if others["resume"] else ""
     chosen, settings = Options(**own), config.load(**others)
@@ -206,15 +213,6 @@ def check_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         raise UsageError(
             f"{name_of(func)} cannot be called with these args and kwargs of edl.run: {error}"
         ) from None
-
-
-def _advice(name: str) -> str:
-    if name in INSTEAD:
-        return f": {INSTEAD[name]}"
-    known = [*Options.__dataclass_fields__, *config.SETTINGS]
-    if near := get_close_matches(name, known, n=1, cutoff=0.7):
-        return f"; did you mean {near[0]}?"
-    return "; see help(edl.run), and `edl run --help` for the settings of a job"
 
 
 _POLL_S = 0.2
@@ -274,7 +272,15 @@ def run(
         submission = prepare(session, name, settings.secret)
         new = create(session, submission, spec, {here.name: np}, policy)
         job = FunctionJob(new.store, files)
-        display = job.seen_by(_display(name, chosen.shows_workers))
+        display = _display(name, chosen.shows_workers)
+        show = display.on_snapshot
+
+        def on_snapshot(snapshot: Snapshot) -> None:
+            job.observe(snapshot)
+            if show is not None:
+                show(snapshot)
+
+        display = Display(display.output, on_snapshot)
         agent = submitter_agent(
             new.store, new.record, here, settings, display, replaced_events=new.replaced_events
         )
@@ -297,16 +303,9 @@ class FunctionJob:
         self._store, self._files = store, files
         self._ring: tuple[str, ...] = ()  # the workers that train, or have trained to the end
 
-    def seen_by(self, display: Display) -> Display:
-        """Return a display that shows what `display` shows, and lets this object see the ring."""
-
-        def on_snapshot(snapshot: Snapshot) -> None:
-            if snapshot.generation is not None and snapshot.generation.members:
-                self._ring = _ring_at_end(snapshot.generation, snapshot.job.finished_in)
-            if display.on_snapshot is not None:
-                display.on_snapshot(snapshot)
-
-        return Display(display.output, on_snapshot)
+    def observe(self, snapshot: Snapshot) -> None:
+        if snapshot.generation is not None and snapshot.generation.members:
+            self._ring = _ring_at_end(snapshot.generation, snapshot.job.finished_in)
 
     def results(self, number: signal.Signals | None, ended: AgentResult) -> list[Any]:
         if number is signal.SIGINT:
@@ -315,8 +314,16 @@ class FunctionJob:
             raise SystemExit(128 + number)
         if ended.end in _STOPPED:
             raise JobStopped(f"job {ended.job} was stopped at step {ended.step}: {ended.reason}")
-        if ended.end is AgentEnd.FINISHED:
-            self._wait_for_other_hosts()
+        # Each worker of the last ring writes its result, or is gone, also on other hosts.
+        deadline, waits = time.monotonic() + _OTHERS_S, ended.end is AgentEnd.FINISHED
+        while waits and (missing := {w for w in self._ring if not self._files.has_result(w)}):
+            try:
+                living = {member.name for member in self._store.snapshot().members}
+            except (CoordinationError, UnknownJob):
+                break
+            if not missing & living or time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_S)
         found = self._files.results()
         # Workers end well without ZooKeeper, too, and then nobody writes that the job has finished.
         if not found or ended.end not in (AgentEnd.FINISHED, AgentEnd.ERROR):
@@ -325,9 +332,9 @@ class FunctionJob:
             if failure.after_training:
                 why = f"the function has failed after the training, on {failure.worker}"
                 raise JobFailed(f"job {ended.job} has finished, but {why}\n\n{failure.text}")
-        if missing := [one for one in self._ring if one not in found]:
+        if lacking := [worker for worker in self._ring if worker not in found]:
             warnings.warn(
-                f"the results of job {ended.job} lack that of {', '.join(missing)}: killed after "
+                f"the results of job {ended.job} lack that of {', '.join(lacking)}: killed after "
                 "the training, or its function has ended the process (sys.exit)",
                 RuntimeWarning,
                 stacklevel=4,  # the line that calls edl.run
@@ -350,18 +357,6 @@ class FunctionJob:
             why = f"job {ended.job} has no results: {ended.reason}"
         failures = self._files.failures()
         return JobFailed("\n\n".join([why, *(one.text for one in failures[-1:])]))
-
-    def _wait_for_other_hosts(self) -> None:
-        """Wait until each worker of the last ring has written its result, or is gone."""
-        deadline = time.monotonic() + _OTHERS_S
-        while missing := {one for one in self._ring if not self._files.has_result(one)}:
-            try:
-                living = {member.name for member in self._store.snapshot().members}
-            except (CoordinationError, UnknownJob):
-                return
-            if not missing & living or time.monotonic() > deadline:
-                return
-            time.sleep(_POLL_S)
 
 
 def _ring_at_end(newest: Generation, finished_in: int) -> tuple[str, ...]:

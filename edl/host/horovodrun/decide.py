@@ -346,14 +346,14 @@ class LostSlots:
         self.lost: frozenset[tuple[str, int]] = frozenset()  # whose `edl-worker` has died
         self.best = AfterLoss.NOTHING  # about `lost`
         self.barred: frozenset[str] = frozenset()  # until an `edl-worker` registers there again
-        self._own, self._limits = (host, slot), limits
+        self._place, self._limits = (host, slot), limits
         self._assigned: dict[tuple[str, int], float] = {}  # slots, since when
         self._seen: frozenset[tuple[str, int]] = frozenset()  # that an edl-worker has kept, or none
         self._missing: frozenset[tuple[str, int]] = frozenset()  # of these, without one now
         self._missing_since = 0.0
         self._asked_for: frozenset[tuple[str, int]] = frozenset()
 
-    def see(self, snapshot: Snapshot, answered: float, now: float) -> bool:
+    def update(self, snapshot: Snapshot, answered: float, now: float) -> bool:
         """Update the attributes; return, once for a set of lost slots, whether to ask."""
         # A slot that is assigned again is another edl-worker's, which may be on its way.
         slots = assigned_slots(snapshot)
@@ -382,7 +382,7 @@ class LostSlots:
     def turn(self, snapshot: Snapshot) -> int:
         """Return the index of this `edl-worker` by (host, slot); the first one asks for all."""
         here = sorted(kept(snapshot))
-        return here.index(self._own) if self._own in here else 0
+        return here.index(self._place) if self._place in here else 0
 
     def __str__(self) -> str:
         return " and ".join(f"slot {slot} on {host}" for host, slot in sorted(self.lost))

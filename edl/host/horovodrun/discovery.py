@@ -22,7 +22,6 @@ from edl.config import Config
 from edl.errors import UsageError
 from edl.host.devices import first_desired
 from edl.host.horovodrun.driver import Launcher, find_launcher
-from edl.spec import Sizes
 from edl.zookeeper.access import keep
 
 CONNECT_S = 2.0  # the driver waits for us
@@ -49,7 +48,9 @@ def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> 
                 "as `edl-discover node1:4 node2:4`, or by EDL_HOSTS"
             )
         return dict(offered)
-    file = _file(state, launcher)
+    directory = state / "horovodrun"
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / f"{launcher.pid}-{launcher.started}.json"
     memory = _read(file) or _first(offered, launcher)
     if not memory.job and (found := launcher.identity()) is not None:
         name, secret, hosts = found["job"], found["secret"], found["zookeeper"]
@@ -106,21 +107,12 @@ def _ask(memory: DiscoveryState, offered: Mapping[str, int], settings: Config) -
         with Session(memory.zookeeper, timeout_s, limit, access) as session:
             slots = _discovered(offered, memory.max_np or memory.np)
             store = JobStore(session, memory.job)
-            sizes = _sizes(memory)
+            limits = {"min_np": memory.min_np, "max_np": memory.max_np}
+            sizes = config.load(defaults=limits).sizes
             desired = store.discover(slots, memory.desired, sizes.min_np, sizes.max_np)
     except (CoordinationError, UnknownJob):
         return memory
     return replace(memory, desired=desired.hosts)
-
-
-def _sizes(memory: DiscoveryState) -> Sizes:
-    return config.load(defaults={"min_np": memory.min_np, "max_np": memory.max_np}).sizes
-
-
-def _file(state: Path, launcher: Launcher) -> Path:
-    directory = state / "horovodrun"
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory / f"{launcher.pid}-{launcher.started}.json"
 
 
 def _read(file: Path) -> DiscoveryState | None:

@@ -35,7 +35,7 @@ from edl.host.horovodrun.decide import (
     without_barred,
     would_end_the_job,
 )
-from edl.host.horovodrun.driver import Driver, RankAssignment, discovered, find_launcher
+from edl.host.horovodrun.driver import Driver, discovered, find_launcher
 from edl.host.horovodrun.last_answer import DesiredFile
 from edl.host.output import Tee
 from edl.host.process import Process, title
@@ -176,7 +176,11 @@ class SlotSupervisor(Supervisor[SlotState]):
         return super().run()
 
     def _turn(self, now: float) -> int | None:
-        self._look_who_reads(now)
+        # The driver takes the end of our ssh for the end of this process, and would count a request
+        # for a rank as another's: so never ask again.
+        if self._unread_since is None and is_unread(STDOUT):
+            self._unread_since = now
+            self._driver.allow(False, self._driver.newest)
         return super()._turn(now)
 
     # --- records
@@ -207,8 +211,13 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._placed_anew = False
         if self._written != self._record:
             self._put_slot()
-        self._outlive_driver(snapshot)
-        self._see_lost_slots(snapshot, now)
+        # Processes on other hosts outlive horovodrun, although their ssh has ended.
+        if self._driver.gone and snapshot.job.state is JobState.RUNNING:
+            reason = f"horovodrun has ended: nobody listens at {snapshot.job.driver}"
+            self._store.set_job_state(JobState.STOPPING, reason, only_from=(JobState.RUNNING,))
+            self._changed.set()
+        if not snapshot.job.state.over and self._counts:
+            self._update_lost_slots(snapshot, now)
 
     def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
         since, orphan_s = self._unread_since, self._own.limits.orphan_s
@@ -223,7 +232,12 @@ class SlotSupervisor(Supervisor[SlotState]):
         """Carry out the driver's newest answer; later, allow the next request for a rank."""
         said = self._driver.newest
         if said is not self._word:
-            if self._moves(said, snapshot, now):
+            if said is not self._said:
+                self._said, self._said_since = said, now
+            # It is carried out later, as workers move to other hosts.
+            hosts, late = snapshot.assigned.hosts, now - self._said_since >= self._own.limits.move_s
+            lowered = with_answer(hosts, self._host, self._slot, said.local_size)
+            if not late and awaits_others(snapshot.assigned, lowered, snapshot.desired):
                 return
             self._store.assign(
                 lambda now: with_answer(now, self._host, self._slot, said.local_size)
@@ -247,21 +261,6 @@ class SlotSupervisor(Supervisor[SlotState]):
         elif not fatal:
             self._remind_driver(snapshot, now)
 
-    def _moves(self, said: RankAssignment, snapshot: Snapshot, now: float) -> bool:
-        if said is not self._said:
-            self._said, self._said_since = said, now
-        assigned = snapshot.assigned
-        lowered = with_answer(assigned.hosts, self._host, self._slot, said.local_size)
-        waits = awaits_others(assigned, lowered, snapshot.desired)
-        return waits and now - self._said_since < self._own.limits.move_s
-
-    def _outlive_driver(self, snapshot: Snapshot) -> None:
-        # Processes on other hosts outlive horovodrun, although their ssh has ended.
-        if self._driver.gone and snapshot.job.state is JobState.RUNNING:
-            reason = f"horovodrun has ended: nobody listens at {snapshot.job.driver}"
-            self._store.set_job_state(JobState.STOPPING, reason, only_from=(JobState.RUNNING,))
-            self._changed.set()
-
     def _remind_driver(self, snapshot: Snapshot, now: float) -> None:
         if not snapshot.desired.hosts:
             # Another discovery script than `edl-discover`: once, after the start.
@@ -279,12 +278,10 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._reminded = True
             self._driver.ask()
 
-    def _see_lost_slots(self, snapshot: Snapshot, now: float) -> None:
+    def _update_lost_slots(self, snapshot: Snapshot, now: float) -> None:
         lost_slots, size = self._lost_slots, self._word.size
-        if snapshot.job.state.over or not self._counts:
-            return
         before = lost_slots.best
-        if lost_slots.see(snapshot, self._word_since, now):
+        if lost_slots.update(snapshot, self._word_since, now):
             self._driver.ask()
         if lost_slots.lost and lost_slots.best is not before and lost_slots.turn(snapshot) == 0:
             self._say(f"edl-worker died in {lost_slots}: {lost_slots.best.value}")
@@ -316,13 +313,6 @@ class SlotSupervisor(Supervisor[SlotState]):
             lower = self._release.choice(snapshot.job.sizes)
             self._store.set_desired(lower, RequestedBy.LAUNCHER, why)
             self._release = None
-
-    def _look_who_reads(self, now: float) -> None:
-        """Never ask for a rank again once the ssh that started this process has ended."""
-        # The driver takes that for the end of this process, and would count a request as another's.
-        if self._unread_since is None and is_unread(STDOUT):
-            self._unread_since = now
-            self._driver.allow(False, self._driver.newest)
 
     @property
     def _counts(self) -> bool:
