@@ -59,13 +59,13 @@ class JobMetrics(AbstractContextManager[int]):
         port: int | None,
         zookeeper: str,
         connected: Callable[[], bool],
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self._address = address
         self._port = port
         self._zookeeper = zookeeper
         self._connected = connected
-        self._say = say
+        self._notify = notify
         self._server: DaemonServer | None = None
         self._snapshot: Snapshot | None = None
         self._counts = EventCounts()
@@ -79,10 +79,10 @@ class JobMetrics(AbstractContextManager[int]):
         try:
             server.start()
         except RingError as error:
-            self._say(f"no metrics of the job are served here: {error}")
+            self._notify(f"no metrics of the job are served here: {error}")
             return 0
         self._server = server
-        self._say(f"metrics are at http://{self._address}:{server.port}{METRICS_PATH}")
+        self._notify(f"metrics are at http://{self._address}:{server.port}{METRICS_PATH}")
         return server.port
 
     def __exit__(self, *_: object) -> None:

@@ -414,7 +414,7 @@ class Output:
         if left_out:
             notes.insert(0, _Note(left_out))
         for note in notes:
-            self._say(note.shorter if note.sentence in self._sentences else note.text)
+            self._print(note.shorter if note.sentence in self._sentences else note.text)
 
     def _put(self, note: _Note) -> None:
         self._notes.put(note)
@@ -429,8 +429,8 @@ class Output:
         ]
         return Text("\n").join([*bars, self._render()])
 
-    def _show(self, tail: _Tail, found: list[str]) -> None:
-        lines = [line for line in found if not is_of_horovod(line) and self._is_news(line)]
+    def _show(self, tail: _Tail, lines: list[str]) -> None:
+        lines = [line for line in lines if not is_of_horovod(line) and self._is_news(line)]
         if not lines:
             return
         if not self._console.is_terminal:
@@ -452,7 +452,7 @@ class Output:
         self._sentences.append(line)
         return True
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self._console.is_terminal:
             text = Text(wrapped(line, self._console.width, len(_OF_EDL)), style="bold")
             self._console.print(text, soft_wrap=True)

@@ -76,7 +76,7 @@ def end_processes(
 def end_each(
     reasons: Mapping[Process, str], limits: SupervisorLimits, now: float
 ) -> tuple[EndProcess, ...]:
-    each = (end_processes([process], limits, now, why) for process, why in reasons.items())
+    each = (end_processes([process], limits, now, cause) for process, cause in reasons.items())
     return tuple(chain.from_iterable(each))
 
 
@@ -87,19 +87,19 @@ def _ending_of(
     if process.ended is not None:
         # It ends by itself: SIGTERM would hide how. SIGKILL after the limit of its exit handlers,
         # or its own.
-        why = f"its script has ended (with code {process.ended_code}), and "
+        cause = f"its script has ended (with code {process.ended_code}), and "
         if process.handled is None:
             late = now - process.ended >= limits.exit_timeout_s
-            why += "the exit handlers (atexit) that other libraries have registered did not end "
-            why += f"within {limits.exit_timeout_s:g} s (EDL_EXIT_TIMEOUT_S)"
+            cause += "the exit handlers (atexit) that other libraries have registered did not end "
+            cause += f"within {limits.exit_timeout_s:g} s (EDL_EXIT_TIMEOUT_S)"
         else:
             late = now - process.handled >= limits.exit_s
-            why += f"the process has not within {limits.exit_s:g} s"
-        return EndProcess(process.attempt_id, True, why) if late else None
+            cause += f"the process has not within {limits.exit_s:g} s"
+        return EndProcess(process.attempt_id, True, cause) if late else None
     if process.exited_at is not None:
-        why = f"its port is closed, and the process has not ended within {limits.gone_s:g} s"
+        cause = f"its port is closed, and the process has not ended within {limits.gone_s:g} s"
         late = now - process.exited_at >= limits.gone_s
-        return EndProcess(process.attempt_id, True, why) if late else None
+        return EndProcess(process.attempt_id, True, cause) if late else None
     if process.ending_since is None:
         return EndProcess(process.attempt_id, _is_suspended(process, limits, now), reason)
     if now - process.ending_since >= patience_s:
@@ -201,17 +201,17 @@ def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> b
 
 
 def starts(
-    places: Sequence[tuple[int, Process | None]], state: SupervisorState, why: str, now: float
+    places: Sequence[tuple[int, Process | None]], state: SupervisorState, cause: str, now: float
 ) -> tuple[Start, ...]:
     found = []
     for slot, before in places:
         if before is None or before.used_up:
             again = " again" if before is not None else ""
-            found.append(Start(slot, 0, f"{why}{again}"))
+            found.append(Start(slot, 0, f"{cause}{again}"))
         elif before.alive:
-            found.append(Start(slot, 0, f"{before.name} leaves and {why}"))
+            found.append(Start(slot, 0, f"{before.name} leaves and {cause}"))
         elif now >= (before.exited or 0.0) + before.pause_s(state.limits.backoff_max_s):
-            reason = f"{before.name} {how(before.exit_code or 0)} and {why}"
+            reason = f"{before.name} {how(before.exit_code or 0)} and {cause}"
             replaces = before.seated and before.exit_code != 0
             found.append(Start(slot, before.failures_now, reason, replaces))
     return tuple(found)

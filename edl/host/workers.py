@@ -416,7 +416,7 @@ class UnresponsiveWorkers:
         self._doors: dict[str, tuple[str, int]] = {}  # attempt id -> address and port
         self._unreported: dict[Path, Process] = {}  # by the file with the stacks of the process
 
-    def look(
+    def update(
         self, processes: Sequence[Process], snapshot: Snapshot, now: float
     ) -> tuple[Process, ...]:
         """Ask suspect workers over HTTP whether they run; note since when each has not answered."""
@@ -445,7 +445,7 @@ class UnresponsiveWorkers:
             for p in processes
         )
 
-    def look_for_suspended(self, state: State, snapshot: Snapshot, now: float) -> State:
+    def update_suspended(self, state: State, snapshot: Snapshot, now: float) -> State:
         def since(process: Process) -> float | None:
             if not process.alive or not self._is_suspended(process):
                 return None
@@ -468,7 +468,7 @@ class UnresponsiveWorkers:
         return stat.rpartition(")")[2].split()[:1] == ["T"]
 
     def write_stacks(self, process: Process) -> None:
-        """Let an unresponsive worker write its stacks; the next `look` records them."""
+        """Let an unresponsive worker write its stacks; the next `update` records them."""
         path = self._workers.stacks_of(process.attempt_id)
         pid = self._workers.pid_of(process.attempt_id)
         if pid is None:

@@ -145,21 +145,14 @@ def halted(
     if saved_step is not None and saved_step >= max(0, step):
         reason = f"{cause}: step {saved_step} is saved in {directory}; `edl run --resume` goes on"
         return JobEnd(JobState.STOPPED, reason, HALTED_EXIT)
-    problem = problem or f"no checkpoint of step {step} was written in time"
+    reason = f"{cause}: {problem or f'no checkpoint of step {step} was written in time'}"
     if saved_step is None:
-        reason = (
-            f"{cause}: {problem}; the newest intact checkpoint in {directory} is not known now; "
-            "`edl run --resume` goes on from it"
-        )
-        return JobEnd(JobState.STOPPED, reason, UNSAVED_EXIT)
-    if saved_step < 0:
-        reason = (
-            f"{cause}: {problem}, and there is no checkpoint before it; the job has to begin again"
-        )
-        return JobEnd(JobState.STOPPED, reason, UNSAVED_EXIT)
-    again = counted(step - saved_step, "step")
-    reason = (
-        f"{cause}: {problem}; the newest complete checkpoint is of step {saved_step} in "
-        f"{directory}, and `edl run --resume` goes on from it and trains {again} again"
-    )
+        reason += f"; the newest intact checkpoint in {directory} is not known now; "
+        reason += "`edl run --resume` goes on from it"
+    elif saved_step < 0:
+        reason += ", and there is no checkpoint before it; the job has to begin again"
+    else:
+        reason += f"; the newest complete checkpoint is of step {saved_step} in {directory}, and "
+        reason += "`edl run --resume` goes on from it and trains "
+        reason += f"{counted(step - saved_step, 'step')} again"
     return JobEnd(JobState.STOPPED, reason, UNSAVED_EXIT)

@@ -132,14 +132,14 @@ def _code_in_file(arguments: tuple[Any, ...], file: str) -> types.CodeType:
     return types.CodeType(*arguments).replace(co_filename=file)
 
 
-def _pickled(value: Any, what: str) -> bytes:
+def _pickled(value: Any, name: str) -> bytes:
     try:
         with io.BytesIO() as file:
             _Pickler(file).dump(value)
             return file.getvalue()
     except Exception as error:  # of a __reduce__ of whatever object
         raise UsageError(
-            f"{what} cannot be sent to another process: {error}; let the function make such "
+            f"{name} cannot be sent to another process: {error}; let the function make such "
             "objects itself, and return plain values"
         ) from error
 

@@ -66,7 +66,7 @@ class Agent:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(borrowed_slots, "LOOK_S", 0.0)
+    monkeypatch.setattr(borrowed_slots, "POLL_S", 0.0)
 
 
 def test_the_file_says_how_many_are_lent(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_each_signal_releases_a_slot_if_the_driver_takes_back_others() -> None:
         assert job.desired == {"a": desired}, "once for each signal"
         driver.place(desired)
         slot._follow(job.snapshot, now + 1.0)
-        assert slot._own.ending_since is None
+        assert slot._state.ending_since is None
         assert not job.ending
         now += 1.0 + LIMITS.given_up_s
 
@@ -93,11 +93,11 @@ def test_a_worker_that_ends_late_is_started_again_in_a_slot_that_is_kept() -> No
         slot._handle_signal(job.snapshot, now)
     driver.place(1)
     slot._follow(job.snapshot, 107.0)
-    assert slot._own.ending_since == 100.0
+    assert slot._state.ending_since == 100.0
     assert job.ending
     living.clear()
     slot._follow(job.snapshot, 110.0)
-    assert slot._own.ending_since is None
+    assert slot._state.ending_since is None
     assert not job.ending
 
 
@@ -112,7 +112,7 @@ def test_an_answer_before_the_slot_is_given_back_does_not_keep_it() -> None:
     living.clear()
     slot._follow(job.snapshot, 105.0)
     slot._handle_signal(job.snapshot, 106.0)
-    assert slot._own.ending_since == 100.0
+    assert slot._state.ending_since == 100.0
     assert job.desired == {"a": 1}
 
 
@@ -128,7 +128,7 @@ def test_a_signal_after_the_slot_was_kept_counts_again() -> None:
     slot._handle_signal(job.snapshot, 109.5)
     living.clear()
     slot._follow(job.snapshot, 110.0)
-    assert slot._own.ending_since == 109.5
+    assert slot._state.ending_since == 109.5
     assert job.ending
 
 

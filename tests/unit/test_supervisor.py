@@ -146,12 +146,12 @@ class Launcher(Supervisor[AgentState]):
     def _follow(self, snapshot: Snapshot, now: float) -> None: ...
 
     def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
-        return decide_agent(snapshot, self._own, now)
+        return decide_agent(snapshot, self._state, now)
 
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
         return code
 
-    def _say(self, text: str, for_all: bool = False) -> None:
+    def _notify(self, text: str, for_all: bool = False) -> None:
         self.lines.append(text)
 
     def _last_line(self, launch: str) -> str:
@@ -262,7 +262,7 @@ def test_what_a_process_said_just_before_its_end_is_heard(
     workers.exits = {"t-0": 0}
     workers.said = {"t-0": ScriptEnd(0, handled=True, stopped=True)}
     launcher.turn(110.0)
-    assert launcher._own.process("t-0").stopped
+    assert launcher._state.process("t-0").stopped
 
 
 def test_an_end_that_could_not_be_logged_is_logged_in_the_next_turn(

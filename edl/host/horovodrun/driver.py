@@ -11,8 +11,6 @@ driver empties that store whenever it assigns the slots again, so no process, no
 started later, takes the key of an earlier round for a new round. A slot must ask exactly once in a
 round, because the driver would count a second request as another slot's. (Sources:
 horovod/runner/elastic/driver.py, registration.py, rendezvous.py; http/http_server.py.)
-
-The main entry is :class:`Driver`, one in each `edl-worker`.
 """
 
 from __future__ import annotations
@@ -123,7 +121,7 @@ class Driver:
 
     def asked(self) -> bool:
         """Return whether this slot has to ask for its rank or waits for it; may take 2 s."""
-        return self.asking or self._get(ASKED) is not None
+        return self.asking or self._request(fetch, ASKED) is not None
 
     # --- which job this driver's is
 
@@ -164,7 +162,7 @@ class Driver:
                 continue  # without a job no slot asks, so no request would be answered
             if self._hosts_changed.is_set() and self._begins.is_set() and self._put(ASKED, b"1"):
                 self._hosts_changed.clear()
-            asked = self._get(ASKED) is not None
+            asked = self._request(fetch, ASKED) is not None
             if asked and self._may_ask.is_set() and self.answers:
                 self.answers = self._ask()  # to ask again would count twice
 
@@ -195,9 +193,6 @@ class Driver:
             self.identify(self._identity)
         self._wake()
         return True
-
-    def _get(self, path: str) -> bytes | None:
-        return self._request(fetch, path)
 
     def _put(self, path: str, body: bytes) -> bool:
         return self._request(http_put, path, body) is not None

@@ -145,15 +145,15 @@ class SlotSupervisor(Supervisor[SlotState]):
         stack_signal: int,
     ) -> None:
         token, script = uuid.uuid4().hex[:12], title(command)
-        own = SlotState(host, token, limits=limits, script=script, slot=slot)
-        super().__init__(store, workers, own, command, stack_signal)
+        state = SlotState(host, token, limits=limits, script=script, slot=slot)
+        super().__init__(store, workers, state, command, stack_signal)
         self._driver = driver
         self._host = host
         self._slot = slot
         self._slot_given_up = ""  # why no worker is started any more
         self._written: SlotRecord | None = None  # in ZooKeeper
-        self._said = driver.newest  # the newest answer of the driver, perhaps not assigned yet
-        self._said_since = 0.0
+        self._answer = driver.newest  # the newest answer of the driver, perhaps not assigned yet
+        self._answer_since = 0.0
         self._placed_anew = False  # the driver keeps this slot in spite of the last signal
         self._word = driver.newest  # the answer of the driver that is assigned
         self._word_since = 0.0
@@ -168,7 +168,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._release: SlotRelease | None = None  # still to be written, for a signal
         self._unread_since: float | None = None  # since when our output is not read any more
         self._waits_since: float | None = None  # for the driver, with nothing else to do
-        self._waits_said = False
+        self._waits_notified = False
 
     def run(self) -> int:
         self._word_since = time.monotonic()
@@ -194,20 +194,20 @@ class SlotSupervisor(Supervisor[SlotState]):
 
     @property
     def _record(self) -> SlotRecord:
-        ends = self._own.ends_with_job(self._lost_slots.barred)
+        ends = self._state.ends_with_job(self._lost_slots.barred)
         return SlotRecord(self._host, self._slot, os.getpid(), self._slot_given_up, ends)
 
-    def _look(self, snapshot: Snapshot, now: float) -> None:
-        super()._look(snapshot, now)
-        if dead_ring(snapshot, self._own):  # otherwise the events of ended workers are not read
+    def _update(self, snapshot: Snapshot, now: float) -> None:
+        super()._update(snapshot, now)
+        if dead_ring(snapshot, self._state):  # otherwise the events of ended workers are not read
             list(self._new_events())
 
     def _follow(self, snapshot: Snapshot, now: float) -> None:
         if snapshot.discovered:  # an `edl-discover` has found the job
             self._desired_file.put(snapshot.desired.hosts, now)
         self._follow_driver(snapshot, now)
-        if self._placed_anew and len(self._workers) == 0 and not self._own.disabled:
-            self._own = replace(self._own, ending_since=None)
+        if self._placed_anew and len(self._workers) == 0 and not self._state.disabled:
+            self._state = replace(self._state, ending_since=None)
             self._placed_anew = False
         if self._written != self._record:
             self._put_slot()
@@ -220,42 +220,45 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._update_lost_slots(snapshot, now)
 
     def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
-        since, orphan_s = self._unread_since, self._own.limits.orphan_s
+        since, orphan_s = self._unread_since, self._state.limits.orphan_s
         unread = since is not None and now - since >= orphan_s
         removed = self._word.local_size is None
-        self._own = replace(self._own, removed=removed, unread=unread)
-        return decide_slot(snapshot, self._own, now)
+        self._state = replace(self._state, removed=removed, unread=unread)
+        return decide_slot(snapshot, self._state, now)
 
     # --- the driver
 
     def _follow_driver(self, snapshot: Snapshot, now: float) -> None:
         """Carry out the driver's newest answer; later, allow the next request for a rank."""
-        said = self._driver.newest
-        if said is not self._word:
-            if said is not self._said:
-                self._said, self._said_since = said, now
+        answer = self._driver.newest
+        if answer is not self._word:
+            if answer is not self._answer:
+                self._answer, self._answer_since = answer, now
             # It is carried out later, as workers move to other hosts.
-            hosts, late = snapshot.assigned.hosts, now - self._said_since >= self._own.limits.move_s
-            lowered = with_answer(hosts, self._host, self._slot, said.local_size)
+            hosts, late = (
+                snapshot.assigned.hosts,
+                now - self._answer_since >= self._state.limits.move_s,
+            )
+            lowered = with_answer(hosts, self._host, self._slot, answer.local_size)
             if not late and awaits_others(snapshot.assigned, lowered, snapshot.desired):
                 return
             self._store.assign(
-                lambda now: with_answer(now, self._host, self._slot, said.local_size)
+                lambda now: with_answer(now, self._host, self._slot, answer.local_size)
             )
-            logger.info("the driver gives %s of slot %d", said, self._slot)
-            self._word, self._word_since, self._answered = said, now, now
+            logger.info("the driver gives %s of slot %d", answer, self._slot)
+            self._word, self._word_since, self._answered = answer, now, now
             # After a signal it may have taken back another slot for this one.
             ended, released = len(self._workers) == 0, self._release is None
-            self._placed_anew = keeps_slot(said.local_size, ended, released)
+            self._placed_anew = keeps_slot(answer.local_size, ended, released)
             self._changed.set()
             return
-        if removal_pending(snapshot) and now - self._word_since < self._own.limits.removal_s:
+        if removal_pending(snapshot) and now - self._word_since < self._state.limits.removal_s:
             self._pending_at = now
         job, lost_slots, desired = snapshot.job, self._lost_slots, snapshot.desired.hosts
         fatal = would_end_the_job(lost_slots.best, desired, lost_slots.barred, job.sizes)
-        done = now - self._pending_at >= self._own.limits.freed_s
+        done = now - self._pending_at >= self._state.limits.freed_s
         runs = len(self._workers) > 0
-        self._driver.allow(self._counts and may_ask(job.state, runs, done, fatal), said)
+        self._driver.allow(self._counts and may_ask(job.state, runs, done, fatal), answer)
         if job.state.over:
             self._driver.begin_no_round()
         elif not fatal:
@@ -272,8 +275,8 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._desired, self._desired_since, self._reminded = desired, now, False
         if self._reminded or self._lost_slots.turn(snapshot) != 0:
             return
-        barred, follow_s = self._lost_slots.barred, self._own.limits.follow_s
-        times = (self._desired_since, self._said_since, now, follow_s)
+        barred, follow_s = self._lost_slots.barred, self._state.limits.follow_s
+        times = (self._desired_since, self._answer_since, now, follow_s)
         if forgotten(snapshot.assigned.hosts, desired, barred, *times):
             self._reminded = True
             self._driver.ask()
@@ -284,7 +287,7 @@ class SlotSupervisor(Supervisor[SlotState]):
         if lost_slots.update(snapshot, self._word_since, now):
             self._driver.ask()
         if lost_slots.lost and lost_slots.best is not before and lost_slots.turn(snapshot) == 0:
-            self._say(f"edl-worker died in {lost_slots}: {lost_slots.best.value}")
+            self._notify(f"edl-worker died in {lost_slots}: {lost_slots.best.value}")
         assigned = snapshot.assigned.hosts
         if without_barred(assigned, lost_slots.lost, size) != assigned:
             self._store.assign(lambda now: without_barred(now, lost_slots.lost, size))
@@ -294,19 +297,19 @@ class SlotSupervisor(Supervisor[SlotState]):
 
     def _handle_signal(self, snapshot: Snapshot | None, now: float) -> None:
         """End the worker after a signal; later lower the host's desired number, if we still run."""
-        own, limits = self._own, self._own.limits
-        if self._signals and (own.ending_since is None or self._placed_anew):
+        state, limits = self._state, self._state.limits
+        if self._signals and (state.ending_since is None or self._placed_anew):
             self._release = SlotRelease(self._host)  # this signal's own, also after another one
             # The driver ends the processes of a host that it bars, and all when it gives up.
             answers = self._driver.asking or self._driver.newest is not self._word
             given_up = answers or now - self._answered < limits.given_up_s
-            self._own = own = replace(own, ending_since=now, disabled=given_up)
+            self._state = state = replace(state, ending_since=now, disabled=given_up)
             self._placed_anew = False
         self._signals.clear()
-        if self._release is None or own.ending_since is None or own.disabled:
+        if self._release is None or state.ending_since is None or state.disabled:
             return
         # A horovodrun that ends signals all slots, of which none is to be removed.
-        if now - own.ending_since < limits.shutdown_s:
+        if now - state.ending_since < limits.shutdown_s:
             return
         if snapshot is not None and snapshot.desired.hosts:
             why = f"SIGTERM to slot {self._slot} of host {self._host}"
@@ -319,8 +322,8 @@ class SlotSupervisor(Supervisor[SlotState]):
         return self._word.local_size is not None and self._unread_since is None
 
     def _alone(self, now: float) -> int | None:
-        for process in self._own.living:
-            if self._own.ending_since is not None and process.ending_since is None:
+        for process in self._state.living:
+            if self._state.ending_since is not None and process.ending_since is None:
                 self._end(EndProcess(process.attempt_id, False, "edl-worker is to end"), now)
         return super()._alone(now)
 
@@ -329,29 +332,29 @@ class SlotSupervisor(Supervisor[SlotState]):
     def _start(self, start: Start, now: float) -> Process:
         process = super()._start(start, now)
         if not process.alive:
-            self._say(process.termination_message)
+            self._notify(process.termination_message)
         return process
 
     def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
         self._slot_given_up = given_up.reason
         self._put_slot()
         super()._disable_slot(given_up, snapshot)
-        self._say(given_up.reason)
+        self._notify(given_up.reason)
 
     # --- the end
 
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
         if not (snapshot.job.state.over and self._counts and self._asked()):
-            return self._say_end(snapshot, code)
+            return self._notify_end(snapshot, code)
         before = self._waits_since
         self._waits_since = before if before is not None else now
-        late = now - self._waits_since >= self._own.limits.round_s
+        late = now - self._waits_since >= self._state.limits.round_s
         lost = str(self._lost_slots)
         decision = last_round(snapshot.job, self._slot, self._driver.answers, lost, late)
-        first = not self._waits_said and late
+        first = not self._waits_notified and late
         if first and (decision.exit_code is not None or self._lost_slots.turn(snapshot) == 0):
-            self._waits_said = True
-            self._say(decision.reason)
+            self._waits_notified = True
+            self._notify(decision.reason)
         return decision.exit_code
 
     def _asked(self) -> bool:
@@ -362,22 +365,22 @@ class SlotSupervisor(Supervisor[SlotState]):
         self._driver.allow(False, self._driver.newest)
         return self._driver.asked()
 
-    def _say_end(self, snapshot: Snapshot, code: int) -> int:
+    def _notify_end(self, snapshot: Snapshot, code: int) -> int:
         """Show how the job has ended; return the code for the driver, 1 if it gave up the job."""
         job, lost_slots = snapshot.job, self._lost_slots
         if job.state is JobState.FAILED:
-            self._say(f"job {job.name} has failed: {job.reason}")
+            self._notify(f"job {job.name} has failed: {job.reason}")
         elif job.state is JobState.FINISHED and lost_slots.lost and lost_slots.turn(snapshot) == 0:
-            self._say(
+            self._notify(
                 f"job {job.name} has finished; horovodrun ends with an error all the same, "
                 f"because edl-worker died in {lost_slots}"
             )
-        elif code == 0 and self._own.disabled and self._word.local_size is not None:
-            self._say("the driver of horovodrun has given up; see its message")
+        elif code == 0 and self._state.disabled and self._word.local_size is not None:
+            self._notify("the driver of horovodrun has given up; see its message")
             return 1
         return code
 
-    def _say(self, text: str, for_all: bool = False) -> None:
+    def _notify(self, text: str, for_all: bool = False) -> None:
         if for_all and self._snapshot is not None and self._lost_slots.turn(self._snapshot) != 0:
             return
         with contextlib.suppress(OSError):  # the output is not read any more

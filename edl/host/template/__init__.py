@@ -332,9 +332,9 @@ class TemplateKeeper:
         self._deaths = 0
         return child
 
-    def disable(self, why: str) -> None:
+    def disable(self, reason: str) -> None:
         self.close()
-        self.why_none = why
+        self.why_none = reason
 
     def close(self) -> None:
         if self._template is not None:
