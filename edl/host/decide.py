@@ -22,13 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from edl.host.devices import why_wait, with_devices
-from edl.host.job_end import (
-    TOLD,
-    decide_job_end,
-    decide_job_failure,
-    ring_is_away,
-    told_to_end,
-)
+from edl.host.job_end import TOLD, decide_job_end, decide_job_failure, ring_is_away, told_to_end
 from edl.host.process import Process
 from edl.host.restart import (
     disable_slot,
@@ -39,12 +33,7 @@ from edl.host.restart import (
     with_terminating,
     without_init,
 )
-from edl.host.supervision import (
-    SupervisorDecision,
-    SupervisorLimits,
-    SupervisorState,
-    foreign,
-)
+from edl.host.supervision import SupervisorDecision, SupervisorLimits, SupervisorState, foreign
 from edl.job.placement import without_slot
 from edl.job.resize import assigned_without_signalled
 from edl.job.snapshot import Snapshot

@@ -8,14 +8,7 @@ from dataclasses import dataclass, field, replace
 from edl.events import DesiredDetails
 from edl.job.borrowing import NO_TERMS, ReclaimTerms, borrowed_after, reclaims_after
 from edl.job.placement import NO_DEVICES, DeviceSets, Placement, describe_devices
-from edl.records import (
-    Assigned,
-    Desired,
-    Generation,
-    Reclaim,
-    Request,
-    RequestedBy,
-)
+from edl.records import Assigned, Desired, Generation, Reclaim, Request, RequestedBy
 from edl.text import workers
 
 # ------------------------------------------------------------

@@ -37,14 +37,7 @@ from edl.job.policy_loop import PolicyLoop
 from edl.job.snapshot import GONE, Snapshot, reports_broken
 from edl.job.stall import Activity, Report, Stall, StallLimits
 from edl.policy.stragglers import RingReport
-from edl.records import (
-    Generation,
-    Member,
-    Stage,
-    TrainingStatus,
-    WorkerProgress,
-    is_status_due,
-)
+from edl.records import Generation, Member, Stage, TrainingStatus, WorkerProgress, is_status_due
 from edl.ring.rendezvous import new_scope
 from edl.zookeeper.election import Election, Leadership
 from edl.zookeeper.paths import candidate_worker

@@ -26,13 +26,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from edl.host.job_end import (
-    TOLD,
-    decide_job_end,
-    decide_job_failure,
-    ring_is_away,
-    told_to_end,
-)
+from edl.host.job_end import TOLD, decide_job_end, decide_job_failure, ring_is_away, told_to_end
 from edl.host.process import Process, how
 from edl.host.restart import (
     disable_slot,
