@@ -182,17 +182,6 @@ class Display:
     on_snapshot: Callable[[Snapshot], None] | None = None  # at each reading
 
 
-@dataclass(frozen=True)
-class Role:
-    greeting: str  # shown once the host is registered
-    requested_np: int = 0  # that the agent requests then
-    joined: bool = False  # the first signal makes the host leave instead of ending the job
-    # a signal ends the job, even with `joined`, if no worker is desired on other hosts
-    ends_job: bool = False
-    fresh: bool = False  # the job starts now: logs of an earlier job of its name are put aside
-    of_run: bool = False  # it joins one run of the job and no other (`edl agent`)
-
-
 def this_host(settings: Config, slots: int, zookeeper: str) -> Host:
     address = own_address(settings.address, settings.network_interface, zookeeper)
     return Host(settings.host, slots, address, os.getpid(), machine=machine_name())
@@ -207,16 +196,25 @@ def submitter_agent(
     or_join: bool = False,
     replaced_events: str = "",
 ) -> Agent:
-    _keep_events(replaced_events, config.state_dir(), job.name)
+    if replaced_events:  # of an earlier job of the same name
+        try:
+            logs = log_directory(config.state_dir(), job.name, fresh=False)
+            (logs / EVENTS).write_text(replaced_events)
+        except OSError as error:
+            logger.warning("the events of the last run of job %s are lost: %s", job.name, error)
     greeting = f"job {job.name} starts with {workers(job.spec.np)}"
-    role = Role(
+    return _agent(
+        store,
+        job,
+        here,
+        settings,
+        display,
         f"{greeting}; ZooKeeper is at {store.session.hosts}",
         requested_np=job.spec.np if or_join else 0,
         joined=or_join,
         ends_job=or_join,
         fresh=True,
     )
-    return _agent(store, job, here, settings, display, role)
 
 
 def joining_agent(
@@ -239,8 +237,17 @@ def joining_agent(
     greeting = _offer(here, record)
     if np is None:
         greeting += f"; use them with `edl scale {record.name} --np N`"
-    role = Role(greeting, requested_np=np or 0, joined=True, ends_job=ends_job)
-    return _agent(store, record, here, settings, display, role)
+    return _agent(
+        store,
+        record,
+        here,
+        settings,
+        display,
+        greeting,
+        requested_np=np or 0,
+        joined=True,
+        ends_job=ends_job,
+    )
 
 
 def agent_of_run(
@@ -257,8 +264,8 @@ def agent_of_run(
         raise RunEnded(why)
     here = _host_of(record, settings, slots, store.session.hosts)
     # The command is not checked here: a worker that cannot start leaves a log, and ends the run.
-    role = Role(f"{_offer(here, record)}, run {run}", joined=True, of_run=True)
-    return _agent(store, record, here, settings, display, role)
+    greeting = f"{_offer(here, record)}, run {run}"
+    return _agent(store, record, here, settings, display, greeting, joined=True, of_run=True)
 
 
 def _host_of(record: Job, settings: Config, slots: int | None, zookeeper: str) -> Host:
@@ -300,7 +307,17 @@ def worker_environment(
 
 
 def _agent(
-    store: JobStore, job: Job, here: Host, settings: Config, display: Display, role: Role
+    store: JobStore,
+    job: Job,
+    here: Host,
+    settings: Config,
+    display: Display,
+    greeting: str,  # shown once the host is registered
+    requested_np: int = 0,  # that the agent requests then
+    joined: bool = False,  # the first signal makes the host leave instead of ending the job
+    ends_job: bool = False,  # it ends the job all the same if no other host is to have workers
+    fresh: bool = False,  # the job starts now: logs of an earlier job of its name are put aside
+    of_run: bool = False,  # it joins one run of the job and no other (`edl agent`)
 ) -> Agent:
     session = store.session
     assert session.access is not None
@@ -329,18 +346,18 @@ def _agent(
         job,
         display.output,
         worker_environment(job, session.hosts, here, secret, settings.network_interface, run),
-        log_directory(state, job.name, role.fresh),
-        role.greeting,
+        log_directory(state, job.name, fresh),
+        greeting,
         AgentLimits(
             start_timeout_s=job.spec.settings.start_timeout_s,
             backoff_max_s=settings.backoff_max_s,
             frozen_s=settings.frozen_s,
             suspended_s=settings.suspended_s,
         ),
-        np=role.requested_np,
-        joined=role.joined,
-        ends_job=role.ends_job,
-        of_run=role.of_run,
+        np=requested_np,
+        joined=joined,
+        ends_job=ends_job,
+        of_run=of_run,
         on_snapshot=on_snapshot,
         on_event=metrics.on_event,
         stack_signal=settings.stack_signal,
@@ -355,15 +372,6 @@ def _agent(
 def _beside(collector: JobGarbageCollector, metrics: JobMetrics) -> Iterator[int]:
     with collector, metrics as port:
         yield port
-
-
-def _keep_events(events: str, state: Path, job: str) -> None:
-    if not events:
-        return
-    try:
-        (log_directory(state, job, fresh=False) / EVENTS).write_text(events)
-    except OSError as error:
-        logger.warning("the events of the last run of job %s are lost: %s", job, error)
 
 
 # ------------------------------------------------------------

@@ -20,7 +20,6 @@ from edl.host.process import STOPPED_EXIT, Process, exit_status, how, how_all, l
 from edl.host.restart import end_each, end_processes, is_terminating, why_to_end
 from edl.host.supervision import (
     EndProcess,
-    JobOutcome,
     SupervisorDecision,
     SupervisorLimits,
     SupervisorState,
@@ -28,7 +27,7 @@ from edl.host.supervision import (
     foreign,
 )
 from edl.job.placement import why_too_few
-from edl.job.run import HALTED_EXIT, halted
+from edl.job.run import HALTED_EXIT, JobEnd, halted
 from edl.job.snapshot import GONE, Snapshot
 from edl.records import Generation, Job, JobState, Stage
 from edl.text import workers
@@ -49,7 +48,7 @@ def decide_job_end(
     if generation is not None and not generation.members:
         reason = generation.reason
         if not snapshot.members:
-            return SupervisorDecision(reason, outcome=JobOutcome(JobState.STOPPED, reason))
+            return SupervisorDecision(reason, outcome=JobEnd(JobState.STOPPED, reason))
         to_end = why_to_end(snapshot, state, now)
         return SupervisorDecision(reason, endings=end_each(to_end, state.limits, now))
     return None
@@ -63,7 +62,7 @@ def decide_job_failure(
     # after which the leader starts with `min_np` or more.
     since, limit_s = state.too_few_since, state.limits.hosts_limit_s
     if outcome is None and since is not None and now - since >= limit_s:
-        outcome = JobOutcome(JobState.FAILED, why_too_few(snapshot, limit_s), 1)
+        outcome = JobEnd(JobState.FAILED, why_too_few(snapshot, limit_s), 1)
     outcome = outcome or _nobody_left(snapshot, state, now)
     return None if outcome is None else SupervisorDecision(outcome.reason, outcome=outcome)
 
@@ -138,12 +137,11 @@ def _stop(snapshot: Snapshot, state: SupervisorState, now: float) -> SupervisorD
     return SupervisorDecision(reason, endings=end_processes(ending, limits, now, why))
 
 
-def stopped_outcome(snapshot: Snapshot, reason: str) -> JobOutcome:
+def stopped_outcome(snapshot: Snapshot, reason: str) -> JobEnd:
     job = snapshot.job
     if not job.end_within_s:
-        return JobOutcome(JobState.STOPPED, reason)
-    end = halted(reason, snapshot.status.step, job.saved_step, job.checkpoint)
-    return JobOutcome(end.state, end.reason, end.exit_code)
+        return JobEnd(JobState.STOPPED, reason)
+    return halted(reason, snapshot.status.step, job.saved_step, job.checkpoint)
 
 
 def _bound_is_over(job: Job, state: SupervisorState, now: float) -> tuple[EndProcess, ...]:
@@ -171,16 +169,16 @@ def _stuck(
     ]
 
 
-def _cannot_begin(snapshot: Snapshot, state: SupervisorState, now: float) -> JobOutcome | None:
+def _cannot_begin(snapshot: Snapshot, state: SupervisorState, now: float) -> JobEnd | None:
     processes = state.processes
     if snapshot.generation is not None or not processes:
         return None
     if any(p.exit_code == 0 and p.worker is None and p.ending_since is None for p in processes):
-        return JobOutcome(JobState.FAILED, f"{state.script} ended without calling edl.init()", 1)
+        return JobEnd(JobState.FAILED, f"{state.script} ended without calling edl.init()", 1)
     # For a reason that holds for each start of the same command.
     refused = [p for p in processes if p.exit_code == REFUSED_EXIT and p.worker is None]
     if refused:
-        return JobOutcome(JobState.FAILED, refused[0].termination_message, REFUSED_EXIT)
+        return JobEnd(JobState.FAILED, refused[0].termination_message, REFUSED_EXIT)
     failed = [p for p in processes if p.failed]
     first_died = not any(p.ready for p in processes) and all(
         p.failed or p.failures for p in processes
@@ -196,7 +194,7 @@ def _cannot_begin(snapshot: Snapshot, state: SupervisorState, now: float) -> Job
         who = f"all {len(processes)} workers" if several else "the only worker"
         who = who if several or snapshot.assigned.np == 1 else state.script
         reason = f"{who} {how_all(failed, several)} before joining the job; {last_words(died)}"
-        return JobOutcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
+        return JobEnd(JobState.FAILED, reason, exit_status(died.exit_code or 1))
     # Too few workers, of any launcher, registered in time.
     limit_s = state.limits.start_timeout_s
     here = sum(p.alive and p.worker is not None for p in processes)
@@ -207,7 +205,7 @@ def _cannot_begin(snapshot: Snapshot, state: SupervisorState, now: float) -> Job
     within = f"within {limit_s:g} s (EDL_START_TIMEOUT_S)"
     if unregistered := ", ".join(p.name for p in late if p.alive and p.worker is None):
         reason = f"{state.script} ({unregistered}) did not call edl.init() {within}"
-        return JobOutcome(JobState.FAILED, reason, 1)
+        return JobEnd(JobState.FAILED, reason, 1)
     if not failed:
         return None
     died, code = failed[0], failed[0].exit_code or 1
@@ -215,7 +213,7 @@ def _cannot_begin(snapshot: Snapshot, state: SupervisorState, now: float) -> Job
         f"{usable} of at least {workers(snapshot.job.sizes.min_np)} came up {within}; {died.name} "
         f"{how(code)}; {last_words(died)}"
     )
-    return JobOutcome(JobState.FAILED, reason, exit_status(code))
+    return JobEnd(JobState.FAILED, reason, exit_status(code))
 
 
 def failing_slots(state: SupervisorState) -> dict[str, str]:
@@ -229,7 +227,7 @@ def failing_slots(state: SupervisorState) -> dict[str, str]:
     return {slot: reasons.get(slot, "") for slot, failing in found.items() if failing}
 
 
-def _nobody_left(snapshot: Snapshot, state: SupervisorState, now: float) -> JobOutcome | None:
+def _nobody_left(snapshot: Snapshot, state: SupervisorState, now: float) -> JobEnd | None:
     """Return the outcome of a job whose workers have all ended; None if it may yet go on."""
     generation, mine = snapshot.generation, dead_ring(snapshot, state)
     if generation is None or not mine:
@@ -237,17 +235,28 @@ def _nobody_left(snapshot: Snapshot, state: SupervisorState, now: float) -> JobO
     if any(p.stopped for p in mine):
         # The agent that told them to end writes that, if ZooKeeper comes back.
         late = _dead_for(generation, state, now) >= state.limits.away_s
-        return JobOutcome(JobState.STOPPED, TOLD) if late else None
+        return JobEnd(JobState.STOPPED, TOLD) if late else None
     if not _others_are_dead(snapshot, generation, state, now):
         return None
     failed = [p for p in mine if p.failed] or [p for p in mine if p.exit_code]
     if not failed:
         settled = all(now - (p.exited or 0.0) >= state.limits.settle_s for p in mine)
-        all_well = JobOutcome(JobState.FINISHED, "all workers have exited with code 0")
+        all_well = JobEnd(JobState.FINISHED, "all workers have exited with code 0")
         return all_well if settled else None
-    unrecoverable = _why_unrecoverable(snapshot.job, state, failed, now)
-    if unrecoverable is None:
-        return None
+    # It may go on from a checkpoint, unless the script's own errors would come again.
+    unrecoverable = ""
+    if not all(map(_by_an_error, failed)):
+        saved, start_s = snapshot.job.saved_step, 2 * state.limits.start_timeout_s
+        same = [death for death in state.ring_deaths if death.saved_step == saved]
+        if saved < 0:
+            unrecoverable = "; there is no checkpoint to resume from (edl.checkpoint)"
+        elif len(same) > state.limits.restarts:
+            times = f", {len(same)} times without progress"
+            unrecoverable = f"{times} after the checkpoint of step {saved}"
+        elif same and now - same[-1].at > start_s:
+            unrecoverable = f", and no new ones began within {start_s:g} s"
+        else:
+            return None
     died = next(filter(_by_an_error, failed), failed[0])
     if len(generation.members) == 1:
         who = f"the last worker {how_all(failed, several=False)}"
@@ -256,7 +265,7 @@ def _nobody_left(snapshot: Snapshot, state: SupervisorState, now: float) -> JobO
     else:
         who = f"all workers died, {died.name} {how(died.exit_code or 1)}"
     reason = f"{who}{unrecoverable}; {last_words(died)}"
-    return JobOutcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
+    return JobEnd(JobState.FAILED, reason, exit_status(died.exit_code or 1))
 
 
 def ring_is_away(snapshot: Snapshot, state: SupervisorState, now: float) -> bool:
@@ -289,22 +298,6 @@ def told_to_end(snapshot: Snapshot, state: SupervisorState) -> bool:
     # The job may still be *running* in ZooKeeper, which was away then. False again once the others
     # have repaired their ring without that worker.
     return any(p.stopped and p.worker in snapshot.state_owners for p in state.processes)
-
-
-def _why_unrecoverable(
-    job: Job, state: SupervisorState, failed: Sequence[Process], now: float
-) -> str | None:
-    if all(map(_by_an_error, failed)):
-        return ""  # the script's own errors would come again
-    if job.saved_step < 0:
-        return "; there is no checkpoint to resume from (edl.checkpoint)"
-    same = [death for death in state.ring_deaths if death.saved_step == job.saved_step]
-    if len(same) > state.limits.restarts:
-        return f", {len(same)} times without progress after the checkpoint of step {job.saved_step}"
-    limit = 2 * state.limits.start_timeout_s
-    if same and now - same[-1].at > limit:
-        return f", and no new ones began within {limit:g} s"
-    return None
 
 
 def _by_an_error(process: Process) -> bool:

@@ -33,7 +33,7 @@ from edl.event_text import LAST_WORDS
 from edl.job.run import HALTED_EXIT, UNSAVED_EXIT
 from edl.job.snapshot import GONE, Snapshot
 from edl.record import Record
-from edl.records import Generation, Job, JobState, Stage
+from edl.records import Job, JobState, Stage
 
 # ------------------------------------------------------------
 # Exit codes: -n if signal n killed a process, else 0 to 255. A shell shows 128 + n for a kill by
@@ -506,9 +506,8 @@ def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
 def exited(
     process: Process, code: int, now: float, last_line: str, trained_s: float | None = None
 ) -> Process:
-    lingered = (
-        process.ended is not None and process.ending_since is not None and not process._asked_before
-    )
+    asked = process.ended is not None and process.ending_since is not None
+    lingered = asked and not process._asked_before
     # The exit handlers did not end: what the script reported counts.
     if code == -signal.SIGKILL and lingered:
         code = process.ended_code
@@ -520,66 +519,39 @@ def exited(
     )
 
 
-@dataclass(frozen=True)
-class _WorkerRecord:
-    """The facts about the worker that a process runs, from the job's records in ZooKeeper."""
-
-    worker: int | None  # None: it has never registered
-    has_session: bool  # its record exists, which vanishes with its session
-    stage: Stage | None
-    has_entered: bool  # a generation, by that record
-    generation: int  # the newest if the worker is a member of it; else 0
-    evicted: str  # why; empty: it was not
-
-    @classmethod
-    def find(cls, process: Process, snapshot: Snapshot) -> _WorkerRecord:
-        member = next((m for m in snapshot.members if m.attempt_id == process.attempt_id), None)
-        worker = process.worker if member is None else member.id
-        newest = snapshot.generation
-        is_member = newest is not None and worker in newest.worker_ids
-        return cls(
-            worker=worker,
-            has_session=member is not None,
-            stage=None if member is None else member.stage,
-            has_entered=member is not None and member.generation > 0,
-            generation=newest.number if newest is not None and is_member else 0,
-            evicted="" if worker is None else snapshot.evicted.get(worker, ""),
-        )
-
-    @property
-    def is_past_preparing(self) -> bool:
-        return self.stage not in (None, Stage.PREPARING)
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the leader has evicted the worker on proof that the process is gone."""
-        return self.evicted.startswith(GONE)
-
-
 def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
-    record = _WorkerRecord.find(process, snapshot)
-    in_ring = record.generation > 0
-    seated = process.seated or in_ring or record.has_entered
+    newest = snapshot.generation
+    # The worker's record vanishes with its session.
+    member = next((m for m in snapshot.members if m.attempt_id == process.attempt_id), None)
+    worker, stage = (process.worker, None) if member is None else (member.id, member.stage)
+    in_ring = newest is not None and worker in newest.worker_ids
+    seated = process.seated or in_ring or (member is not None and member.generation > 0)
     # The proof that a process is gone explains no end: the process may be on its way out, and
     # ends with its own exit code.
-    leaving = not record.is_gone and _leaves(
-        process, record.stage, snapshot.generation, seated and not in_ring, record.evicted
-    )
-    lacks_session = record.worker is not None and not record.has_session and process.alive
+    evicted = "" if worker is None else snapshot.evicted.get(worker, "")
+    is_gone = evicted.startswith(GONE)
+    # It is to end because it left, finished, or was taken out of the ring.
+    leaving = stage in (Stage.LEAVING, Stage.FINISHED)
+    if not leaving and newest is not None and seated and not in_ring and stage is not Stage.READY:
+        # One that is no member after a repair was not taken out: it ended as the ring broke.
+        known = process.worker is not None and newest.knows(process.worker)
+        leaving = process.departing is not None or known or bool(evicted)
+    leaving = leaving and not is_gone
+    lacks_session = worker is not None and member is None and process.alive
     # Only its parent could tell how it has ended; if it was to end, it ended well.
     code, in_order = process.exit_code, leaving or snapshot.job.state not in _ENDS_BADLY
     return replace(
         process,
         exit_code=0 if code == UNKNOWN_EXIT and in_order else code,
-        deserted=process.deserted or _deserted(process, record.worker, snapshot, leaving),
-        worker=record.worker,
+        deserted=process.deserted or _deserted(process, worker, snapshot, leaving),
+        worker=worker,
         seated=seated,
-        generation=record.generation or process.generation,
-        ready=process.ready or seated or record.is_past_preparing,
+        generation=newest.number if newest is not None and in_ring else process.generation,
+        ready=process.ready or seated or stage not in (None, Stage.PREPARING),
         departing=_since(process.departing, leaving, now),
         no_session_since=_since(process.no_session_since, lacks_session, now),
-        evicted="" if record.is_gone else record.evicted or process.evicted,
-        exited_at=_since(process.exited_at, record.is_gone, now),
+        evicted="" if is_gone else evicted or process.evicted,
+        exited_at=_since(process.exited_at, is_gone, now),
     )
 
 
@@ -602,25 +574,6 @@ def _deserted(process: Process, worker: int | None, snapshot: Snapshot, leaving:
     if not generation.repairs:
         return False
     return generation.number > process.generation > 0 and worker not in generation.worker_ids
-
-
-def _leaves(
-    process: Process,
-    stage: Stage | None,
-    generation: Generation | None,
-    without_seat: bool,
-    evicted: str,
-) -> bool:
-    """Return whether a worker is to end because it left, finished, or was taken out of the ring."""
-    if stage in (Stage.LEAVING, Stage.FINISHED):
-        return True
-    if generation is None or not without_seat or stage is Stage.READY:
-        return False
-    # A worker that is no member after a repair was not taken out: it ended as the ring broke.
-    by_switch = process.departing is not None or (
-        process.worker is not None and generation.knows(process.worker)
-    )
-    return by_switch or bool(evicted)
 
 
 def how_all(processes: Sequence[Process], several: bool) -> str:

@@ -15,13 +15,13 @@ from edl.host.process import Process, exit_status, how, last_words
 from edl.host.supervision import (
     DisableSlot,
     EndProcess,
-    JobOutcome,
     Start,
     SupervisorDecision,
     SupervisorLimits,
     SupervisorState,
 )
 from edl.job.placement import Placement
+from edl.job.run import JobEnd
 from edl.job.snapshot import Snapshot
 from edl.records import JobState, RingMember
 from edl.text import verb, workers
@@ -237,7 +237,7 @@ def disable_slot(
     if desired is None:
         reason = f"{what}, and without it fewer than {job.sizes.min_np} (--min-np) are left: {last}"
         code = exit_status(process.exit_code or 1)
-        return SupervisorDecision(reason, outcome=JobOutcome(JobState.FAILED, reason, code))
+        return SupervisorDecision(reason, outcome=JobEnd(JobState.FAILED, reason, code))
     count = sum(desired.values())
     fewer = desired != snapshot.assigned.hosts
     lowered = f"; {workers(count)} {verb(count)} wanted now" if fewer else ""

@@ -12,6 +12,7 @@ from typing import Self, TypeVar
 
 from edl.host.process import BACKOFF_MAX_S, Process, seen
 from edl.job.placement import Placement, has_too_few_places
+from edl.job.run import JobEnd
 from edl.job.snapshot import Snapshot
 from edl.records import Job, JobState, Member, Reclaim, RingMember
 
@@ -135,20 +136,13 @@ class DisableSlot:
 
 
 @dataclass(frozen=True)
-class JobOutcome:
-    state: JobState  # FINISHED, FAILED or STOPPED
-    reason: str
-    exit_code: int = 0  # of `edl run`
-
-
-@dataclass(frozen=True)
 class SupervisorDecision:
     """What a launcher does next, and why; it carries it out itself."""
 
     reason: str
     starts: tuple[Start, ...] = ()
     endings: tuple[EndProcess, ...] = ()
-    outcome: JobOutcome | None = None  # None: the job goes on
+    outcome: JobEnd | None = None  # None: the job goes on
     warnings: tuple[str, ...] = ()  # for the user
     disable_slot: DisableSlot | None = None
     exit_code: int | None = None  # None: the launcher goes on

@@ -310,11 +310,9 @@ def _put_aside(logs: Path) -> None:
 def _age_s(path: Path) -> float | None:
     """Return the seconds since the time in a file (monotonic; its own may be another clock's)."""
     try:
-        text = path.read_text()
+        return max(0.0, time.monotonic() - float(path.read_text()))
     except OSError:
         return None
-    try:
-        return max(0.0, time.monotonic() - float(text))
     except ValueError:  # it was being written when its worker was killed
         return 0.0
 

@@ -499,8 +499,16 @@ class Daemon:
                 self._shared.request_batch(0)  # a worker that is cut off may lead no more
                 self._outage.begin(error, self._shared.progress.step)
             except UnknownJob as error:
-                if not self._may_be_restored(error):
+                # Lost, and restored when it is this worker's turn; else it was removed.
+                step = self._shared.progress.step
+                if self._lost_job.handle(error, f"w{self._lost_job.own}", step):
+                    continue
+                if self._shared.job_state.over:  # the script may still evaluate, on its own ring
+                    logger.info("this worker follows its job no more, which is over: %s", error)
                     return
+                self._shared.evict(f"its job is gone: {error}")
+                self._ring.break_()
+                return
         # The last reports, and then no node of this worker is left; a failure is only logged.
         try:
             self._pending_writes.write(as_member=not self._resigned)
@@ -527,18 +535,6 @@ class Daemon:
         if lost := self._log.take_lost():
             reason = f"{member.name} writes its log again; {lost} bytes of its output are lost"
             self._report(LogResumedDetails(member.name, member.host, lost), reason)
-
-    def _may_be_restored(self, error: UnknownJob) -> bool:
-        """Restore a lost job in ZooKeeper if it is this worker's turn; False: it was removed."""
-        step = self._shared.progress.step
-        if self._lost_job.handle(error, f"w{self._lost_job.own}", step):
-            return True
-        if self._shared.job_state.over:  # the script may still evaluate, on a ring of its own start
-            logger.info("this worker follows its job no more, which is over: %s", error)
-            return False
-        self._shared.evict(f"its job is gone: {error}")
-        self._ring.break_()
-        return False
 
     def _report(self, details: Details, reason: str) -> None:
         at = self._newest, self._shared.progress.step

@@ -325,23 +325,18 @@ def choose_target(
             size = len(active) - len(leaving) + joined
             # A ring of one has two for the switch in which its only worker is replaced.
             doubles = bool(source) and joined == len(active) == 1
-            allowed = doubles or _is_allowed(snapshot, size, active, leaving)
+            # Besides the changes that the job's sizes allow, a ring may shrink to the assigned
+            # number, and to any number for a moment if the launcher refills a slot.
+            train, assigned = len(active), without_leaving(snapshot.assigned.hosts, leaving)
+            allowed = snapshot.job.sizes.keeps(size, train)
+            allowed |= size == sum(assigned.values()) < train
+            allowed |= doubles or any(departure.refilled for departure in leaving)
             if allowed and size >= _least(snapshot, active, leaving):
                 return Target(tuple(ready[:joined]), tuple(leaving), tuple(postponed))
     # No size is allowed: only the workers leave that must, and at most as many newcomers join.
     leaving = [departure for departure in departures if departure.must and departure not in source]
     joined = min(len(ready), len(leaving))
     return Target(tuple(ready[:joined]), tuple(leaving), (*source, *can_wait))
-
-
-def _is_allowed(
-    snapshot: Snapshot, size: int, active: Sequence[RingMember], leaving: Sequence[Departure]
-) -> bool:
-    # Besides the changes that the job's sizes allow, a ring may shrink to the assigned number, and
-    # to any number for a moment if the launcher refills a slot.
-    train, assigned = len(active), sum(without_leaving(snapshot.assigned.hosts, leaving).values())
-    refilled = any(departure.refilled for departure in leaving)
-    return snapshot.job.sizes.keeps(size, train) or refilled or (size == assigned < train)
 
 
 def _least(snapshot: Snapshot, active: Sequence[RingMember], leaving: Sequence[Departure]) -> int:

@@ -10,8 +10,9 @@ from made import make_job, wanted
 
 from edl.host.decide import AgentState, decide_agent
 from edl.host.process import Process
-from edl.host.supervision import JobOutcome, noted, without_zookeeper
+from edl.host.supervision import noted, without_zookeeper
 from edl.job.placement import has_too_few_places, why_too_few
+from edl.job.run import JobEnd
 from edl.job.snapshot import Snapshot
 from edl.records import Generation, Host, Job, JobState, Member, RingMember, Stage
 
@@ -83,7 +84,7 @@ def own(*processes: Process) -> AgentState:
     return AgentState("a", "a", processes, state_since=NOW)
 
 
-def after(state: AgentState, now: Snapshot, at: float) -> tuple[AgentState, JobOutcome | None]:
+def after(state: AgentState, now: Snapshot, at: float) -> tuple[AgentState, JobEnd | None]:
     """Return the agent's state and what it decides when it has read ``now``."""
     state = noted(state, now, at)
     return state, decide_agent(now, state, at).outcome

@@ -11,7 +11,6 @@ from edl.host.job_end import TOLD, failing_slots
 from edl.host.process import UNKNOWN_EXIT, Process, backoff_s, exit_status, exited, how, seen
 from edl.host.restart import to_ask, waiting_members
 from edl.host.supervision import (
-    JobOutcome,
     RingDeath,
     SupervisorDecision,
     members_to_ask,
@@ -22,6 +21,7 @@ from edl.host.supervision import (
     without_zookeeper,
 )
 from edl.job.liveness import GONE
+from edl.job.run import JobEnd
 from edl.job.snapshot import Snapshot
 from edl.records import (
     Assigned,
@@ -596,7 +596,7 @@ def test_nobody_is_started_for_workers_that_were_told_to_end_while_zookeeper_was
         assert (decision.reason, decision.starts, decision.outcome) == (TOLD, (), None)
     newcomer = process(2)
     assert ended(decide_agent(facts, own(told, newcomer), NOW)) == [(newcomer.attempt_id, False)]
-    for seconds, outcome in ((-0.1, None), (0.0, JobOutcome(JobState.STOPPED, TOLD))):
+    for seconds, outcome in ((-0.1, None), (0.0, JobEnd(JobState.STOPPED, TOLD))):
         decision = decide_agent(alone, own(told, ring_deaths=dead), NOW + LIMITS.away_s + seconds)
         assert decision.outcome == outcome, "who has told them does not come back"
     trains_on = replace(facts, generation=generation(1, number=2))

@@ -39,7 +39,6 @@ from edl.host.restart import (
     without_init,
 )
 from edl.host.supervision import (
-    JobOutcome,
     SupervisorDecision,
     SupervisorLimits,
     SupervisorState,
@@ -47,6 +46,7 @@ from edl.host.supervision import (
 )
 from edl.job.membership import ALL_ASKED
 from edl.job.placement import Placement
+from edl.job.run import JobEnd
 from edl.job.snapshot import Snapshot
 from edl.records import Assigned, Desired, Job, JobState
 from edl.spec import Sizes
@@ -114,7 +114,17 @@ def decide_slot(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorD
 
 def _leave(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecision:
     if state.unread and not state.removed:
-        return _leave_unseen(snapshot, state, now)
+        reason, limits = "its ssh has ended, and so has this process for the driver", state.limits
+        if state.living:
+            endings = end_processes(state.living, limits, now, reason, limits.release_s)
+            return SupervisorDecision(reason, endings=endings)
+        ended = (state.newest.exited if state.newest is not None else None) or 0.0
+        if len(snapshot.slots) > 1 and now - ended >= limits.unseen_s:
+            return SupervisorDecision(reason, exit_code=1)
+        if now - ended >= limits.release_s:
+            reason = f"the ssh of slot {state.slot} has ended, and no other edl-worker is left"
+            return SupervisorDecision(reason, outcome=JobEnd(JobState.FAILED, reason, 1))
+        return SupervisorDecision(f"{reason}; waiting for the end of horovodrun")
     taken_back = f"the driver has taken back slot {state.slot}"
     reason = taken_back if state.removed else "edl-worker is to end"
     if state.living:
@@ -133,7 +143,7 @@ def _leave(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecisi
         return SupervisorDecision(reason, exit_code=0)
     ending_s = now - state.ending_since if state.ending_since is not None else 0.0
     if _all_asked_to_end(snapshot, state, ending_s, now):
-        return SupervisorDecision(reason, outcome=JobOutcome(JobState.STOPPED, ALL_ASKED))
+        return SupervisorDecision(reason, outcome=JobEnd(JobState.STOPPED, ALL_ASKED))
     if ending_s >= state.limits.release_s:
         return SupervisorDecision(
             f"{reason}, and the driver did not take back slot {state.slot}", exit_code=1
@@ -151,20 +161,6 @@ def _all_asked_to_end(snapshot: Snapshot, state: SlotState, ending_s: float, now
     if snapshot.generation is None:
         return True  # workers that are not registered are ended when the job is over
     return bool(dead_ring(snapshot, state)) and not ring_is_away(snapshot, state, now)
-
-
-def _leave_unseen(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecision:
-    reason, limits = "its ssh has ended, and so has this process for the driver", state.limits
-    if state.living:
-        endings = end_processes(state.living, limits, now, reason, limits.release_s)
-        return SupervisorDecision(reason, endings=endings)
-    ended = (state.newest.exited if state.newest is not None else None) or 0.0
-    if len(snapshot.slots) > 1 and now - ended >= limits.unseen_s:
-        return SupervisorDecision(reason, exit_code=1)
-    if now - ended >= limits.release_s:
-        reason = f"the ssh of slot {state.slot} has ended, and no other edl-worker is left"
-        return SupervisorDecision(reason, outcome=JobOutcome(JobState.FAILED, reason, 1))
-    return SupervisorDecision(f"{reason}; waiting for the end of horovodrun")
 
 
 def _keep(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecision:
