@@ -159,8 +159,6 @@ def test_an_agent_whose_parent_ignores_the_end_of_children(shell: Shell) -> None
 
 
 class Terminal:
-    """`edl` in a terminal of its own."""
-
     def __init__(self, shell: Shell, *words: str) -> None:
         self.master, slave = pty.openpty()
         environment = {**shell.environment, "TERM": "xterm"}

@@ -38,7 +38,6 @@ PACKAGE = "import sys; print(sys.argv, sys.path[0], __name__, __file__, __packag
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Return a job's working directory, with scripts."""
     (tmp_path / "facts.py").write_text((SCRIPTS / "as_started.py").read_text())
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "__main__.py").write_text(PACKAGE)
@@ -250,7 +249,6 @@ SLEEPS = (sys.executable, "-c", "import time; print('here', flush=True); time.sl
 
 @pytest.fixture
 def workers(place: Path) -> Iterator[Workers]:
-    """Yield the workers of a launcher whose template is ready."""
     keeper = TemplateKeeper(SLEEPS, place, environment(), place, wanted=True)
     assert keeper.imports is not None
     keeper.imports.write_text(imports(place).read_text())
@@ -406,7 +404,6 @@ COMMAND = [sys.executable, STANDIN, "--imports"]
 
 
 def words(process: psutil.Process) -> list[str]:
-    """Its command line; nothing, once it has ended."""
     with contextlib.suppress(psutil.Error):
         return process.cmdline()
     return []

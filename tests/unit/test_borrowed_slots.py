@@ -25,8 +25,6 @@ SIZES = make_job(max_np=4)
 
 
 class Store:
-    """What is desired of a job with one host, and by whom."""
-
     def __init__(self) -> None:
         self.now = Snapshot(SIZES, hosts=(Host("a", 4, "::1"),), **wanted({"a": 2}))
         self.asked: list[str] = []
@@ -59,7 +57,6 @@ class Agent:
 
     @property
     def stands(self) -> tuple[int, int]:
-        """Workers that are wanted, and how many of them are borrowed."""
         desired = self.store.now.desired
         return desired.np, desired.borrowed.get("a", 0)
 

@@ -20,7 +20,6 @@ ONE, TWO = {"localhost": 1}, {"localhost": 2}
 
 @pytest.fixture(autouse=True)
 def horovodrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let this process have a shell as its parent, and a horovodrun as the shell's."""
     proc, state = tmp_path / "proc", tmp_path / "state" / "edl" / "horovodrun"
     boot = proc / "sys" / "kernel" / "random" / "boot_id"
     boot.parent.mkdir(parents=True)

@@ -27,7 +27,6 @@ def agents(**slots: int) -> tuple[Host, ...]:
 
 
 def ready(*hosts: str) -> tuple[Member, ...]:
-    """Return a worker that is ready for each of these hosts."""
     return tuple(
         Member(n, host, n, "127.0.0.1", 1, 1, f"{host}-{n}", Stage.READY)
         for n, host in enumerate(hosts)
@@ -35,7 +34,6 @@ def ready(*hosts: str) -> tuple[Member, ...]:
 
 
 def facts(job: Job = JOB, **changes: Any) -> Snapshot:
-    """Return a job of 2 workers on each of the hosts a and b, of which only a has an agent."""
     now = Snapshot(job, **wanted({"a": 2, "b": 2}), hosts=agents(a=2))
     return replace(now, **changes)
 
@@ -85,7 +83,6 @@ def own(*processes: Process) -> AgentState:
 
 
 def after(state: AgentState, now: Snapshot, at: float) -> tuple[AgentState, JobEnd | None]:
-    """Return the agent's state and what it decides when it has read ``now``."""
     state = noted(state, now, at)
     return state, decide_agent(now, state, at).outcome
 

@@ -68,7 +68,6 @@ def with_job(**changes: Any) -> Snapshot:
 
 
 def end_signal(snapshot: Snapshot, own: SlotState, at: float) -> str | None:
-    """Return the signal that the worker gets at that time; None if it gets none."""
     endings = decide_slot(snapshot, own, at).endings
     return None if not endings else "SIGKILL" if endings[0].kill else "SIGTERM"
 

@@ -49,7 +49,6 @@ def process(slot: int, **changes: object) -> Process:
 
 
 def trainer(slot: int, **changes: object) -> Process:
-    """Return a process whose worker has the number of its slot and is a member of the ring."""
     return process(slot, **{"worker": slot, "ready": True, "seated": True, **changes})
 
 
@@ -235,7 +234,6 @@ def test_members_on_other_hosts_do_not_count() -> None:
 
 
 def patient(**changes: object) -> Snapshot:
-    """Of a job whose slots are never given up."""
     return snapshot(2, generation(0, 1), job=changed(JOB, max_restarts=1000), **changes)
 
 
@@ -664,7 +662,6 @@ def test_only_who_failed_by_itself_is_blamed_for_the_end() -> None:
 
 
 def failing(slot: int = 1, **changes: object) -> Process:
-    """Its slot has failed once more than it may."""
     values = {
         "exit_code": 3,
         "exited": NOW,

@@ -41,8 +41,6 @@ def test_one_machine_is_named_twice() -> None:
 
 
 class Stub:
-    """A horovodrun whose job is in a ZooKeeper that does not answer."""
-
     pid, started = 7, 1.0
     command = ("horovodrun",)
     has_job = False

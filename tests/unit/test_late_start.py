@@ -22,12 +22,10 @@ LIMITS = ElasticLimits(np=2, min_np=1, max_np=4)
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that horovodrun runs on another machine."""
     monkeypatch.setattr(slot, "find_launcher", lambda: None)
 
 
 def asks(driver: Driver, *moments: float, snapshot: Snapshot = NOW) -> list[bool]:
-    """Whether it is asked at these times; registered at 0."""
     late = LateStart(driver, discover_s=5.0)
     return [late.has_missed_hosts(snapshot, moment) for moment in (0.0, *moments)]
 

@@ -20,8 +20,6 @@ JOB = make_job(driver="10.0.0.1:9000")
 
 
 class Job:
-    """The records of a job with a discovery script, as an `edl-worker` reads and writes them."""
-
     def __init__(self, **hosts: int) -> None:
         self.assigned: Placement = hosts
         self.desired: Placement = hosts
@@ -43,8 +41,6 @@ class Job:
 
 
 class Driver:
-    """The driver of horovodrun, which places the slots as a test says."""
-
     def __init__(self) -> None:
         self.newest = RankAssignment(0, 4, 4)
         self.asking = self.gone = False
@@ -56,7 +52,6 @@ class Driver:
 
 
 def supervisor(job: Job, driver: Driver, workers: Sequence[int]) -> SlotSupervisor:
-    """Return the supervisor of slot 0 of host a; ``workers``: those that run."""
     return SlotSupervisor(
         cast(Any, job), cast(Any, driver), "a", 0, ["x"], cast(Any, workers), LIMITS, 0
     )

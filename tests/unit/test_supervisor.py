@@ -28,8 +28,6 @@ RING = Generation(1, 1, (RingMember(9, "b", 0, "127.0.0.1", 1),), 9, (9,), (), "
 
 
 class Store:
-    """What a launcher reads and writes; ``fails``: what the next write raises."""
-
     def __init__(self) -> None:
         self.session = SimpleNamespace(connected=True, epoch=1, add_listener=lambda f: None)
         self.now = Snapshot(JOB, **wanted({"a": 1}), generation=RING, leader=Leader(1, 9))
@@ -72,8 +70,6 @@ class Store:
 
 
 class Workers:
-    """Processes that end when a test says so."""
-
     def __init__(self) -> None:
         self.running: dict[str, int] = {}  # the slot of each launch
         self.exits: dict[str, int] = {}
@@ -128,8 +124,6 @@ class Workers:
 
 
 class Launcher(Supervisor[AgentState]):
-    """As small as one can be."""
-
     def __init__(self, store: Store, workers: Workers) -> None:
         super().__init__(cast(Any, store), cast(Any, workers), AgentState("a", "t"), ("x",), 0)
         self.lines: list[str] = []
