@@ -40,7 +40,6 @@ def is_known_dead(machine: str, pid: int) -> bool:
 
 
 SAME = ("EDL_JOB", "EDL_RUN", "EDL_SECRET", "EDL_HOST")
-
 _STARTED = 19  # in /proc/PID/stat, after the name: in ticks since the machine came up
 
 

@@ -22,7 +22,6 @@ from edl.records import Assigned, Member
 from edl.text import counted, in_brackets, workers
 
 DEVICE = "EDL_DEVICE"
-
 CUDA = "CUDA_VISIBLE_DEVICES"
 
 

@@ -12,7 +12,6 @@ from typing import BinaryIO
 from edl.host.process import FORMER_LOG
 
 TAIL_BYTES = 2000  # of a worker's output, which stay in the event of its end
-
 _MISSED = b"\nedl: what the worker has written here is gone: nobody read it in time\n"
 
 

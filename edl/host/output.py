@@ -38,7 +38,6 @@ from edl.host.termination_message import best, is_of_horovod
 
 
 _READABLE_S = 1.0  # for the reader of a full pipe, before the next try
-
 _CLOSED = (errno.EPIPE, errno.EBADF)
 
 
@@ -177,7 +176,6 @@ def as_shown(line: bytes) -> str:
 
 
 KEPT = 1000  # lines that wait, of which the newest are kept
-
 T = TypeVar("T")
 
 
@@ -213,7 +211,6 @@ class Backlog(Generic[T]):
 
 
 _CHUNK_BYTES = 1 << 16
-
 _REST_S = 2.0  # for the last output of a child; a process that it started may hold the pipe open
 
 
@@ -250,19 +247,12 @@ class Tee:
 
 
 _POLL_S = 0.05
-
 _LINE_BYTES = 1 << 16  # a longer line is shown in pieces
-
 _ROUND_BYTES = 1 << 22  # of one worker, before others and the notes have their turn
-
 _LAST_BYTES = 1 << 18  # of a worker's output that are looked at for why it ended
-
 _OF_EDL = "edl: "
-
 _SENTENCES_KEPT = 100  # edl's own lines of workers, of which another one says the same
-
 _END_S = 60.0  # at the end, for a reader that reads nothing
-
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green")
 
 
@@ -511,7 +501,6 @@ def wrapped(line: str, width: int, indent: int) -> str:
 
 
 _LINE_S = 0.5  # for a line to be written, while none waits before it
-
 _LINES_END_S = 2.0  # at the end of the process, for a reader that reads nothing
 
 

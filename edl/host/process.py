@@ -195,13 +195,9 @@ def run_exit_code(end: AgentEnd, of_job: int) -> int:
 
 
 TRANSPARENT = "edl.transparent"  # the module that runs an unchanged Horovod script
-
 _PYTHON = re.compile(r"python[0-9.]*")
-
 _WITH_VALUE = "WX"  # options of one letter whose value follows, in the same word or the next
-
 _LONG_WITH_VALUE = ("--check-hash-based-pycs",)
-
 _SHORT_OTHER = "hViqx?"  # print something and end, or go on at a prompt, or skip a line
 
 
@@ -295,29 +291,19 @@ def _other(program: str, words: Sequence[str]) -> PythonCommand:
 
 
 STOPPED_EXIT = 128 + signal.SIGTERM  # of `edl run`, whose job others have stopped
-
 UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not start
-
 _NO_PROGRAM = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
-
 FORMER_LOG = ".1"  # the end of the name of the file that was a worker's log before this one
-
 LAST_LINE = "; its last line: "  # in the sentence that says how a process has failed
 # The name of a process whose script has ended, before ":" and its exit code: first while exit
 # handlers of libraries may still run, then when only the interpreter is left. Linux keeps 15
 # characters of a name. STOPPED has the names in place of these when the job was told to end.
 EXITING = "edl-exiting"
-
 ENDED = "edl-ended"
-
 STOPPED = {EXITING: "edl-stops", ENDED: "edl-stopped"}
-
 BACKOFF_MAX_S = 30.0
-
 QUICK_S = 60.0  # an error of the script's own this soon after its first step may come each time
-
 QUICKLY_KILLED_S = 5.0  # the same for a kill from outside, which may be that of the memory's limit
-
 _ENDS_BADLY = (JobState.RUNNING, JobState.FAILED)
 
 

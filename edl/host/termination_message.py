@@ -12,7 +12,6 @@ from collections.abc import Iterable
 
 KEPT = 400  # lines of a process's output that are looked at
 AFTER = 10  # lines of weight after a traceback: then the script went on
-
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TRACEBACK = "Traceback (most recent call last)"
 _EDL = re.escape(__file__.rpartition("/host/")[0])

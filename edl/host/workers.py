@@ -52,9 +52,7 @@ logger = logging.getLogger(__name__)
 EVENTS = "events.jsonl"  # of a job that was replaced, as `edl events --json` prints them
 # Of files in a directory of logs.
 KINDS = ("*.log", f"*.log{FORMER_LOG}", "*.stacks", "*.process", "*.trained", FILES, EVENTS)
-
 KEPT_RUNS = 5  # before the newest one of a name
-
 NO_VARIABLES: Mapping[str, str] = {}
 
 
@@ -399,7 +397,6 @@ def is_unread(output: int) -> bool:
 
 
 ASK_TIMEOUT_S = 0.5
-
 _OF_A_THREAD = ("comm", "wchan", "syscall")  # in /proc; syscall only with the right to trace it
 
 

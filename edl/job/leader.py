@@ -211,7 +211,6 @@ def _progress(health: Health, now_s: float) -> WorkerProgress | None:
 
 
 EVENTS_KEPT = 2000
-
 EVICTED_KEPT = 20  # evictions of exited workers: agents read there why a process ended
 
 

@@ -59,9 +59,7 @@ class EventLog:
 
 
 _NEXT = ".next"  # of the one that takes its place in a moment
-
 _STREAMS = {"stdout": 1, "stderr": 2}
-
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
 
 

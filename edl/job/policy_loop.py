@@ -299,11 +299,8 @@ def _measured(seen: Mapping[tuple[int, int], SizeMeasurement]) -> list[StepTimeS
 
 
 KEEP_S = 10.0  # after so long, what was learned is written again
-
 PROFILE_S = 30.0  # between two reads whether the job was profiled
-
 CHOICE_S = 5.0  # between two choices of the global batch
-
 UNTIMED = "{what} cannot count: the script reads its own data, so nobody knows the workers' times"
 
 

@@ -25,11 +25,8 @@ from edl.record import Record
 from edl.records import Job, ProgressSample
 
 WARM_UP = 5  # steps of a new ring that are not measured
-
 STEPS = 50  # steps to measure
-
 PATIENCE = 3  # times the steps to measure; after these, pauses between epochs count too
-
 SAMPLES, COMMITS = "samples", "commits"
 
 

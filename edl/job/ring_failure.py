@@ -38,9 +38,7 @@ def blamed_rank(text: str, members: Sequence[RingMember], own_rank: int) -> int 
 
 
 MAX_REPAIRS = 10  # in a row, of the same workers at the same point of the training
-
 SCRIPT = "look for a collective of the script that fails in each ring, as in a reset callback"
-
 NETWORK = "look for what keeps these workers from connecting to each other"
 
 

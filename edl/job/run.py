@@ -50,9 +50,7 @@ def why_run_is_over(job: Job, run: str, current: str) -> str:
 
 
 TURN_S, TURNS = 0.1, 50  # each of the first TURNS ranks begins TURN_S later than the one before
-
 LAUNCHER_S = 10.0  # a launcher waits this long for the workers to write the job
-
 PATIENCE_S = 60.0  # a process that cannot write the job takes it for removed after this time
 
 
@@ -81,13 +79,9 @@ def is_newest(generation: Generation | None, known_to_others: Iterable[int]) -> 
 
 
 HALTED_EXIT = 96  # of a preempted job whose last step was saved, and of its workers
-
 UNSAVED_EXIT = 97  # of a preempted job whose last steps were not saved
-
 END_S = 3.0  # for the processes to end after the last save
-
 END_SHARE = 0.25  # of the bound at most
-
 LOOKUP_SHARE = 1 / 3  # of that time, to look up the newest checkpoint
 
 

@@ -216,11 +216,8 @@ def check_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 
 _POLL_S = 0.2
-
 _GOES_ON = (AgentEnd.LEFT, AgentEnd.PREEMPTED)
-
 _STOPPED = (AgentEnd.STOPPED, AgentEnd.HALTED, AgentEnd.UNSAVED)
-
 _OTHERS_S = 600.0  # for workers of other hosts to return, as long as a script has after training
 
 
