@@ -58,12 +58,8 @@ class RunningWorker:
         """The process id of the worker; once it has ended, another process may have this id."""
         return self.process.pid
 
-    @property
-    def age_s(self) -> float:
-        return max(0.0, time.time() - self.process.create_time())
-
     def as_process(self, now: float) -> Process:
-        began = now - self.age_s
+        began = now - max(0.0, time.time() - self.process.create_time())
         return Process(self.slot, self.attempt_id, began, worker=self.worker, device=self.device)
 
     def poll(self) -> int | None:

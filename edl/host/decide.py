@@ -71,8 +71,8 @@ class AgentState(SupervisorState):
 
     @property
     def why_elsewhere(self) -> str:
-        why = f"the job's workers of host {self.host} were placed on other hosts"
-        return why if self.is_elsewhere else ""
+        reason = f"the job's workers of host {self.host} were placed on other hosts"
+        return reason if self.is_elsewhere else ""
 
 
 def with_placement(state: AgentState, assigned: Assigned, now: float) -> AgentState:

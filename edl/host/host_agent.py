@@ -19,7 +19,6 @@ from rich.text import Text
 from edl import __version__, config
 from edl.config import Config
 from edl.errors import EdlError, RingError, RunEnded, UsageError
-from edl.events import Event
 from edl.host.address import own_address
 from edl.host.adoption import machine_name
 from edl.host.agent import Agent
@@ -68,7 +67,7 @@ class JobMetrics(AbstractContextManager[int]):
         self._notify = notify
         self._server: DaemonServer | None = None
         self._snapshot: Snapshot | None = None
-        self._counts = EventCounts()
+        self.counts = EventCounts()
 
     def __enter__(self) -> int:
         if self._port is None:
@@ -92,9 +91,6 @@ class JobMetrics(AbstractContextManager[int]):
     def on_snapshot(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
 
-    def on_event(self, event: Event) -> None:
-        self._counts.add(event)
-
     def _samples(self) -> Iterable[Sample]:
         """Return the values of all metrics; until the job's records are known, only of a few."""
         yield BUILD_INFO(1, __version__)
@@ -102,7 +98,7 @@ class JobMetrics(AbstractContextManager[int]):
             yield ZOOKEEPER_CONNECTED(int(self._connected()))
         else:
             status = job_status(self._snapshot, self._zookeeper)
-            yield from job_samples(status, self._counts, self._connected())
+            yield from job_samples(status, self.counts, self._connected())
 
     def _targets(self, _request: HttpRequest) -> tuple[int, bytes]:
         """Answer where the metrics are; 503, so that Prometheus keeps its list, until known."""
@@ -359,7 +355,7 @@ def _agent(
         ends_job=ends_job,
         of_run=of_run,
         on_snapshot=on_snapshot,
-        on_event=metrics.on_event,
+        on_event=metrics.counts.add,
         stack_signal=settings.stack_signal,
         meanwhile=_beside(collector, metrics),
         borrowed_file=Path(settings.borrowed_file).absolute() if settings.borrowed_file else None,

@@ -473,7 +473,11 @@ class PolicyLoop:
             except Exception as error:  # a rule's own, whatever it is
                 logger.exception("the policy has failed")
                 return PolicyResult(failed=f"its rule has failed: {error!r}")
-            is_news = wish.state != learned.state and self._is_news(np, wish)
+            is_news = False
+            if wish.state != learned.state:  # it differs, up to its reason's first colon
+                before = self._reported
+                self._reported = np, wish.np, wish.reason.partition(":")[0]
+                is_news = self._reported != before
             self._learned = learned = replace(learned, state=wish.state)
             change = None
             if not awaits and wish.np != np:
@@ -515,12 +519,6 @@ class PolicyLoop:
         filled = [host.slots for host in hosts]
         sizes = snapshot.job.sizes
         return self.learned.observation(np, sizes, sum(filled), awaits, left, wishes, filled)
-
-    def _is_news(self, np: int, suggestion: Suggestion) -> bool:
-        """Return whether a suggestion differs from the last one, up to its reason's first colon."""
-        before = self._reported
-        self._reported = np, suggestion.np, suggestion.reason.partition(":")[0]
-        return self._reported != before
 
 
 def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, int], bool]:

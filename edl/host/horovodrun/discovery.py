@@ -7,6 +7,7 @@ Most calls need not come here: :mod:`~edl.host.horovodrun.last_answer`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -126,18 +127,14 @@ def _write(file: Path, memory: DiscoveryState) -> None:
     """Store `memory`, the state for the next call, in `file`: atomically, with mode 0600."""
     if _read(file) == memory:
         return
-    for old in sorted(file.parent.glob("*.json"), key=_age)[KEPT:]:
+    changed = {}
+    for path in file.parent.glob("*.json"):
+        with contextlib.suppress(OSError):  # another call has removed it
+            changed[path] = path.stat().st_mtime
+    for old in sorted(changed, key=changed.__getitem__, reverse=True)[KEPT:]:
         for suffix in (".json", ".said", ".desired"):
             old.with_suffix(suffix).unlink(missing_ok=True)
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=".")
     with os.fdopen(descriptor, "w") as out:
         json.dump(vars(memory), out)
     os.replace(name, file)
-
-
-def _age(path: Path) -> float:
-    """Return minus the modification time of a file, by which the newest file sorts first."""
-    try:
-        return -path.stat().st_mtime
-    except OSError:
-        return 0.0

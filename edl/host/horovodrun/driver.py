@@ -211,11 +211,6 @@ class Driver:
         return body if status == 200 else None
 
 
-def read_identity(address: str, port: int) -> dict[str, str] | None:
-    identity = _fetched(address, port)
-    return identity if _is_identity(identity) else None
-
-
 def _is_identity(identity: Mapping[str, str]) -> bool:
     return {"job", "secret", "zookeeper"} <= set(identity)
 
@@ -285,8 +280,8 @@ class Launcher:
         except psutil.Error:
             return None
         ports = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
-        found = (read_identity("127.0.0.1", port) for port in sorted(ports))
-        return next((identity for identity in found if identity is not None), None)
+        found = (_fetched("127.0.0.1", port) for port in sorted(ports))
+        return next(filter(_is_identity, found), None)
 
 
 def discovered(limits: ElasticLimits) -> dict[str, int] | None:

@@ -344,7 +344,13 @@ class SlotSupervisor(Supervisor[SlotState]):
     # --- the end
 
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
-        if not (snapshot.job.state.over and self._counts and self._asked()):
+        # A round of ranks that is open for this slot forbids its end. It joins none between this
+        # check and the end of the process.
+        waits = snapshot.job.state.over and self._counts
+        if waits and not self._driver.asked():
+            self._driver.allow(False, self._driver.newest)
+            waits = self._driver.asked()
+        if not waits:
             return self._notify_end(snapshot, code)
         before = self._waits_since
         self._waits_since = before if before is not None else now
@@ -356,14 +362,6 @@ class SlotSupervisor(Supervisor[SlotState]):
             self._waits_notified = True
             self._notify(decision.reason)
         return decision.exit_code
-
-    def _asked(self) -> bool:
-        """Return whether a round of ranks is open for this slot, so this process must not end."""
-        if self._driver.asked():
-            return True
-        # So that it joins no round between this check and the end of the process.
-        self._driver.allow(False, self._driver.newest)
-        return self._driver.asked()
 
     def _notify_end(self, snapshot: Snapshot, code: int) -> int:
         """Show how the job has ended; return the code for the driver, 1 if it gave up the job."""
