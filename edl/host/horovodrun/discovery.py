@@ -23,6 +23,7 @@ from edl.config import Config
 from edl.errors import UsageError
 from edl.host.devices import first_desired
 from edl.host.horovodrun.driver import Launcher, find_launcher
+from edl.spec import Sizes
 from edl.zookeeper.access import keep
 
 CONNECT_S = 2.0  # the driver waits for us
@@ -49,9 +50,7 @@ def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> 
                 "as `edl-discover node1:4 node2:4`, or by EDL_HOSTS"
             )
         return dict(offered)
-    directory = state / "horovodrun"
-    directory.mkdir(parents=True, exist_ok=True)
-    file = directory / f"{launcher.pid}-{launcher.started}.json"
+    file = _file(state, launcher)
     memory = _read(file) or _first(offered, launcher)
     if not memory.job and (found := launcher.identity()) is not None:
         name, secret, hosts = found["job"], found["secret"], found["zookeeper"]
@@ -81,6 +80,16 @@ def read_hosts(path: Path) -> list[str]:
     return [word for line in text.splitlines() for word in line.partition("#")[0].split()]
 
 
+def _sizes(memory: DiscoveryState) -> Sizes:
+    return config.load(defaults={"min_np": memory.min_np, "max_np": memory.max_np}).sizes
+
+
+def _file(state: Path, launcher: Launcher) -> Path:
+    directory = state / "horovodrun"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory / f"{launcher.pid}-{launcher.started}.json"
+
+
 def _first(offered: Mapping[str, int], launcher: Launcher) -> DiscoveryState:
     limits = launcher.limits()
     if limits is None:
@@ -108,8 +117,7 @@ def _ask(memory: DiscoveryState, offered: Mapping[str, int], settings: Config) -
         with Session(memory.zookeeper, timeout_s, limit, access) as session:
             slots = _discovered(offered, memory.max_np or memory.np)
             store = JobStore(session, memory.job)
-            limits = {"min_np": memory.min_np, "max_np": memory.max_np}
-            sizes = config.load(defaults=limits).sizes
+            sizes = _sizes(memory)
             desired = store.discover(slots, memory.desired, sizes.min_np, sizes.max_np)
     except (CoordinationError, UnknownJob):
         return memory
