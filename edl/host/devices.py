@@ -63,7 +63,11 @@ def with_devices(
     busy = {m.used_device for m in members} | {p.used_device for p in processes if p.alive}
     given: list[Start] = []
     for start in starts:
-        device = _device_for(last.get(start.slot), usable, busy)
+        # A slot keeps its device: shared while its last process runs, else if it is free.
+        before, free = last.get(start.slot), [device for device in usable if device not in busy]
+        device = free[0] if free else None
+        if before is not None and before.used_device in (usable if before.alive else free):
+            device = before.used_device
         visible = None if device is None else visible_devices(start.slot, device, by_slot, usable)
         if device is None or visible is None:
             continue
@@ -104,14 +108,6 @@ def cuda_variable(devices: Iterable[int], cuda: Sequence[str] | None) -> dict[st
     if cuda is not None and not cuda:
         return {}
     return {CUDA: ",".join(str(d) if cuda is None else cuda[d] for d in devices)}
-
-
-def _device_for(before: Process | None, usable: Sequence[int], busy: Collection[int]) -> int | None:
-    # A slot keeps its device: shared while its last process runs, else if it is free.
-    free = [device for device in usable if device not in busy]
-    if before is not None and before.used_device in (usable if before.alive else free):
-        return before.used_device
-    return free[0] if free else None
 
 
 def _usable(allowed: Iterable[int], cuda: Sequence[str] | None) -> list[int]:

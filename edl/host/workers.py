@@ -234,7 +234,8 @@ class Workers:
                 kill_helpers(process)
         else:
             try:
-                if not has_ended(process.pid):
+                # Not reaped yet, so its pid stays taken.
+                if not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                     return None
                 said, code = script_end(process.pid), exit_code(process)  # in this order
             except ChildProcessError:  # the program of `edl.run` has reaped all its children
@@ -279,8 +280,21 @@ def log_directory(
     jobs = state / "jobs"
     logs = jobs / job / "logs"
     if fresh:
-        _put_aside(logs)
-        _prune(jobs, kept_jobs, kept_s)
+        # The logs of the previous run, which may have crashed, go into `runN`.
+        if left := [path for kind in KINDS for path in logs.glob(kind)]:
+            run = logs / f"run{max(_numbered(logs), default=0) + 1}"
+            run.mkdir()
+            for path in left:
+                with contextlib.suppress(FileNotFoundError):  # an agent that ends has removed it
+                    path.rename(run / path.name)
+        for old in earlier_runs(logs)[:-KEPT_RUNS]:
+            shutil.rmtree(old, ignore_errors=True)
+        # Those of old jobs go, whole, with those of their earlier runs.
+        others = [path / "logs" for path in jobs.glob("*") if path.is_dir()]
+        aged = sorted(((last_use_s(path), path) for path in others), reverse=True)
+        for used, path in aged[kept_jobs:]:
+            if time.time() - used > kept_s:
+                shutil.rmtree(path, ignore_errors=True)  # who has the secret can read the job
     logs.mkdir(parents=True, exist_ok=True)
     return logs
 
@@ -294,17 +308,6 @@ def _numbered(logs: Path) -> dict[int, Path]:
     return {int(number): path for number, path in runs.items() if number.isdigit()}
 
 
-def _put_aside(logs: Path) -> None:
-    if left := [path for kind in KINDS for path in logs.glob(kind)]:
-        run = logs / f"run{max(_numbered(logs), default=0) + 1}"
-        run.mkdir()
-        for path in left:
-            with contextlib.suppress(FileNotFoundError):  # an agent that ends has removed it
-                path.rename(run / path.name)
-    for old in earlier_runs(logs)[:-KEPT_RUNS]:
-        shutil.rmtree(old, ignore_errors=True)
-
-
 def _age_s(path: Path) -> float | None:
     """Return the seconds since the time in a file (monotonic; its own may be another clock's)."""
     try:
@@ -313,18 +316,6 @@ def _age_s(path: Path) -> float | None:
         return None
     except ValueError:  # it was being written when its worker was killed
         return 0.0
-
-
-def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
-    logs = [path / "logs" for path in jobs.glob("*") if path.is_dir()]
-    aged = sorted(((last_use_s(path), path) for path in logs), reverse=True)
-    for used, path in aged[kept_jobs:]:
-        if time.time() - used > kept_s:
-            shutil.rmtree(path, ignore_errors=True)  # who has the secret can read the job
-
-
-def has_ended(child: int) -> bool:
-    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def exit_code(child: subprocess.Popen[bytes] | Child) -> int:

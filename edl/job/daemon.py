@@ -528,7 +528,8 @@ class Daemon:
         member = self._pending_writes.member
         if self._log is None or member is None:
             return
-        if failure := self._log.poll(self._config.log_mb * 10**6):
+        self._log.rotate(self._config.log_mb * 10**6)
+        if failure := self._log.take_failure():
             path = self._log.path
             details = LogFailedDetails(member.name, member.host, path, mount_point(path))
             self._report(details, f"{member.name} trains on without its log: {failure}")

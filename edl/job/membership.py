@@ -494,7 +494,7 @@ def _change(  # noqa: C901 - one decision, its guards in order
             return replace(wait, reason=reason, again_s=again_s)
 
     # The switch. The members that stay keep their order, then newcomers follow by id.
-    leaving, joining = sorted(one.id for one in target.leaving), sorted(target.joining)
+    leaving, joining = sorted(worker.id for worker in target.leaving), sorted(target.joining)
     stay = [member for member in active if member.id not in leaving]
     members = [*stay, *(_ring_member(healthy[worker]) for worker in joining)]
     lowered = without_leaving(snapshot.assigned.hosts, target.leaving)
@@ -514,10 +514,10 @@ def _change(  # noqa: C901 - one decision, its guards in order
     decision = _next(current, reason, members, source, joining, leaving, active, fits)
     # The desired number falls with the switch in which a worker leaves, and not before: else it
     # would fall again with each decision. So the drain of a postponed worker stays open, too.
-    closed = [one for one in answers if not (one.accepted and one.worker in target.postponed_ids)]
+    closed = [a for a in answers if not (a.accepted and a.worker in target.postponed_ids)]
     change = None
     if lowered != assigned.hosts:
-        why = f"{names([one.id for one in target.leaving])} {verb(len(leaving), 'leaves', 'leave')}"
+        why = f"{names([w.id for w in target.leaving])} {verb(len(leaving), 'leaves', 'leave')}"
         if snapshot.assigned is not assigned:
             why = f"nobody can start who is lacking, and the job may have {sizes}"
         change = set_desired(snapshot.desired, assigned, lowered, RequestedBy.LEADER, why)

@@ -89,10 +89,6 @@ class OwnLog:
                 setattr(sys, name, guarded)
                 setattr(sys, f"__{name}__", guarded)
 
-    def poll(self, max_bytes: int) -> str | None:
-        self.rotate(max_bytes)
-        return self.take_failure()
-
     def rotate(self, max_bytes: int) -> None:
         """Begin a new file if this one has `max_bytes` or more; keep one former file."""
         if not self._is_own(1) or os.fstat(1).st_size < max_bytes:
