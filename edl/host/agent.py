@@ -247,7 +247,10 @@ class Supervisor(ABC, Generic[State]):
             if decision.exit_code is not None:
                 return self._finish(snapshot, decision.exit_code, now)
         except UnknownJob as error:
-            if self._is_lost(error):
+            # ZooKeeper may have lost the job, which is written again if it is our turn.
+            step = self._snapshot.status.step if self._snapshot is not None else 0
+            if self._lost_job.handle(error, f"host {self._state.host}", step):
+                self._changed.set()
                 self._handle_signal(None, now)
                 return self._end_without_zookeeper(0.0)
             return self._end_without_job(str(error))
@@ -295,14 +298,6 @@ class Supervisor(ABC, Generic[State]):
             self._update(self._snapshot, now)
             self._lost_job.is_back()
         return self._snapshot
-
-    def _is_lost(self, error: UnknownJob) -> bool:
-        """Return whether ZooKeeper has lost the job, which is written again if it is our turn."""
-        step = self._snapshot.status.step if self._snapshot is not None else 0
-        if not self._lost_job.handle(error, f"host {self._state.host}", step):
-            return False
-        self._changed.set()
-        return True
 
     def _update(self, snapshot: Snapshot, now: float) -> None:
         """Take new records over, ask suspect workers (about 1 s), and record how workers ended."""

@@ -48,13 +48,13 @@ class Headlines:
     # Workers of `host` write to the same terminal: the last lines of their output are not repeated.
     def __init__(self, host: str) -> None:
         self._host = host
-        self._causes: dict[str, str] = {}  # worker -> how it ended, not told yet
-        self._told: set[str] = set()  # workers whose end was told
-        self._left: list[str] = []  # by the repairs that are not told yet
+        self._causes: dict[str, str] = {}  # worker -> how it ended, not shown yet
+        self._reported: set[str] = set()  # workers whose end was shown
+        self._left: list[str] = []  # by the repairs that are not shown yet
         self._repair: Event | None = None
         self._planned: Event | None = None
         self._ready: Sequence[str] = ()
-        self._since_s: float | None = None  # when the first part came that is not told yet
+        self._since_s: float | None = None  # when the first part came that is not shown
 
     def take(
         self, events: Iterable[Event], wanted: int, now_s: float, ready: Sequence[str] = ()
@@ -84,7 +84,7 @@ class Headlines:
         if isinstance(details, EndedDetails) and event.kind is EventKind.WORKER_FAILED:
             return self._ended(event, details)
         if isinstance(details, EvictedDetails):
-            if details.worker not in self._told:
+            if details.worker not in self._reported:
                 cause = event.reason.removeprefix(f"{details.worker} ")
                 self._causes.setdefault(details.worker, cause)
             return []
@@ -95,7 +95,7 @@ class Headlines:
         return [] if event.kind in NOT_SHOWN else [_line(event)]
 
     def _ended(self, event: Event, details: EndedDetails) -> list[str]:
-        if details.worker in self._told:
+        if details.worker in self._reported:
             return []
         here = details.host == self._host
         cause = ("" if here else f"on {details.host} ") + how(details.exit_code or 0)
@@ -152,10 +152,10 @@ class Headlines:
             elif lacking > len(ready):
                 parts.append(f"{counted(lacking - len(ready), 'replacement')} start")
         others = {name: how_ for name, how_ in causes.items() if name not in left}
-        self._told |= {*left, *others}
+        self._reported |= {*left, *others}
         self._causes, self._left, self._repair = {}, [], None
-        told = f"step {step}: " if repair is not None else ""
-        return [told + "; ".join(parts), *_causes(others)]
+        when = f"step {step}: " if repair is not None else ""
+        return [when + "; ".join(parts), *_causes(others)]
 
 
 def _line(event: Event) -> str:
