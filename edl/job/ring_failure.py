@@ -38,8 +38,6 @@ def blamed_rank(text: str, members: Sequence[RingMember], own_rank: int) -> int 
 
 
 MAX_REPAIRS = 10  # in a row, of the same workers at the same point of the training
-SCRIPT = "look for a collective of the script that fails in each ring, as in a reset callback"
-NETWORK = "look for what keeps these workers from connecting to each other"
 
 
 class RepairCount:
@@ -67,7 +65,10 @@ class RepairCount:
         may_come_back = not is_built and now_s - self._since_s < self._cut_limit_s
         if self._count <= MAX_REPAIRS or may_come_back:
             return ""
-        hint = SCRIPT if is_built else NETWORK
+        hint = "look for what keeps these workers from connecting to each other"
+        if is_built:
+            hint = "look for a collective of the script that fails in each ring, "
+            hint += "as in a reset callback"
         return (
             f"the ring was repaired {self._count - 1} times after step {progress[0]} and broke "
             f"again each time, although no worker was lost: {reason}; {hint}"

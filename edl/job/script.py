@@ -168,15 +168,26 @@ class Arithmetic(Record):
     def why_unlike(self, job: Arithmetic) -> str:
         """Return why a newcomer with this arithmetic cannot join the job; empty if it can."""
         if self.threads and job.threads and self.threads != job.threads:
-            return OTHER_THREADS.format(mine=self.threads, job=job.threads)
+            return (
+                f"it computes with {self.threads} threads and the job's workers with "
+                f"{job.threads}, by which the last bits of a result may differ; set "
+                "OMP_NUM_THREADS, the same on all hosts, or start the job without --logical"
+            )
         if self.instructions and job.instructions and self.instructions != job.instructions:
-            mine, pins = self.instructions, self._pins
-            return OTHER_INSTRUCTIONS.format(mine=mine, job=job.instructions, pins=pins)
+            return (
+                f"its processor computes by other instructions ({self.instructions}) than those of "
+                f"the job's workers ({job.instructions}), by which the last bits of a result may "
+                f"differ; set {self._pins} on all hosts, or start the job without --logical"
+            )
         return ""
 
     @property
     def why_instructions_differ(self) -> str:
-        return INSTRUCTIONS_DIFFER.format(mine=self.instructions, pins=self._pins)
+        return (
+            "the workers' processors compute by different instructions (here: "
+            f"{self.instructions}), by which the last bits of a result may differ; set "
+            f"{self._pins} on all hosts, or leave out --logical"
+        )
 
     @property
     def _pins(self) -> str:
@@ -196,23 +207,6 @@ class ScriptOfJob:
     epoch: int | None = None
     arithmetic: Arithmetic = Arithmetic()
 
-
-OTHER_THREADS = (
-    "it computes with {mine} threads and the job's workers with {job}, by which the last bits of a "
-    "result may differ; set OMP_NUM_THREADS, the same on all hosts, or start the job without "
-    "--logical"
-)
-
-OTHER_INSTRUCTIONS = (
-    "its processor computes by other instructions ({mine}) than those of the job's workers "
-    "({job}), by which the last bits of a result may differ; set {pins} on all hosts, or start the "
-    "job without --logical"
-)
-
-INSTRUCTIONS_DIFFER = (
-    "the workers' processors compute by different instructions (here: {mine}), by which the last "
-    "bits of a result may differ; set {pins} on all hosts, or leave out --logical"
-)
 
 PINS = {  # what sets the instructions of each library
     "ATen": "ATEN_CPU_CAPABILITY=avx2",

@@ -76,21 +76,18 @@ class LateStart:
         if late and sum(snapshot.assigned.hosts.values()) < self._first.size:
             return False
         self._first = None
-        missed = late and _may_be_placed_otherwise(snapshot)
-        if missed:
-            logger.info("the driver is asked for hosts that came before its rank 0 registered")
-        return missed
-
-
-def _may_be_placed_otherwise(snapshot: Snapshot) -> bool:
-    # Each assignment counts for a --reset-limit: only if the discovery script says other hosts.
-    launcher = find_launcher()
-    limits = launcher.limits() if launcher and launcher.may_limit_resets() else None
-    if limits is None or limits.reset_limit is None:
+        if not late:
+            return False
+        # Each assignment counts for a --reset-limit: only if the discovery script says other hosts.
+        launcher = find_launcher()
+        limits = launcher.limits() if launcher and launcher.may_limit_resets() else None
+        if limits is not None and limits.reset_limit is not None:
+            hosts, assigned = discovered(limits), snapshot.assigned.hosts
+            sizes = limits.max_np, limits.min_np
+            if hosts is None or not placed_otherwise(assigned, hosts, *sizes):
+                return False
+        logger.info("the driver is asked for hosts that came before its rank 0 registered")
         return True
-    found = discovered(limits)
-    assigned, max_np, min_np = snapshot.assigned.hosts, limits.max_np, limits.min_np
-    return found is not None and placed_otherwise(assigned, found, max_np, min_np)
 
 
 # ------------------------------------------------------------
