@@ -36,7 +36,7 @@ from edl.host.restart import (
 from edl.host.supervision import SupervisorDecision, SupervisorLimits, SupervisorState, foreign
 from edl.job.placement import without_slot
 from edl.job.resize import assigned_without_signalled
-from edl.job.snapshot import Snapshot
+from edl.job.snapshot import Snapshot, since
 from edl.records import Assigned, Stage
 
 _REVOKED = "the job may not use its device any more"
@@ -85,8 +85,8 @@ def with_placement(state: AgentState, assigned: Assigned, now: float) -> AgentSt
         is_elsewhere, was_placed = state.was_placed, state.was_placed
     else:
         is_elsewhere, was_placed = has_none, state.was_placed or not has_none
-    since = now if state.elsewhere_since is None else state.elsewhere_since
-    return replace(state, was_placed=was_placed, elsewhere_since=since if is_elsewhere else None)
+    elsewhere_since = since(state.elsewhere_since, is_elsewhere, now)
+    return replace(state, was_placed=was_placed, elsewhere_since=elsewhere_since)
 
 
 def decide_agent(snapshot: Snapshot, state: AgentState, now: float) -> SupervisorDecision:
@@ -157,8 +157,8 @@ def _has_left(snapshot: Snapshot, state: AgentState, now: float) -> bool:
     if state.draining and not number:
         return True
     stays_s = 0.0 if number is None else state.limits.elsewhere_s
-    since = state.elsewhere_since
-    return state.is_elsewhere and state.was_placed and since is not None and now - since >= stays_s
+    began = state.elsewhere_since
+    return state.is_elsewhere and state.was_placed and began is not None and now - began >= stays_s
 
 
 def _places(

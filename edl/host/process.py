@@ -31,7 +31,7 @@ from edl.errors import (
 )
 from edl.event_text import LAST_WORDS
 from edl.job.run import HALTED_EXIT, UNSAVED_EXIT
-from edl.job.snapshot import GONE, Snapshot
+from edl.job.snapshot import GONE, Snapshot, since
 from edl.record import Record
 from edl.records import Job, JobState, Stage
 
@@ -534,18 +534,11 @@ def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
         seated=seated,
         generation=newest.number if newest is not None and in_ring else process.generation,
         ready=process.ready or seated or stage not in (None, Stage.PREPARING),
-        departing=_since(process.departing, leaving, now),
-        no_session_since=_since(process.no_session_since, lacks_session, now),
+        departing=since(process.departing, leaving, now),
+        no_session_since=since(process.no_session_since, lacks_session, now),
         evicted="" if is_gone else evicted or process.evicted,
-        exited_at=_since(process.exited_at, is_gone, now),
+        exited_at=since(process.exited_at, is_gone, now),
     )
-
-
-def _since(known: float | None, holds: bool, now: float) -> float | None:
-    """Return since when a condition holds, which did since `known`; None if it does not."""
-    if not holds:
-        return None
-    return now if known is None else known
 
 
 def _deserted(process: Process, worker: int | None, snapshot: Snapshot, leaving: bool) -> bool:

@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 from edl.host.process import BACKOFF_MAX_S, Process, seen
 from edl.job.placement import Placement, has_too_few_places
 from edl.job.run import JobEnd
-from edl.job.snapshot import Snapshot
+from edl.job.snapshot import Snapshot, since
 from edl.records import Job, JobState, Member, Reclaim, RingMember
 
 
@@ -178,8 +178,7 @@ def noted(state: State, snapshot: Snapshot, now: float) -> State:
     if snapshot.job.end_within_s and state.preempted_since is None:
         state = replace(state, preempted_since=now)
     limits = replace(state.limits, exit_timeout_s=snapshot.job.spec.settings.exit_timeout_s)
-    since = now if state.too_few_since is None else state.too_few_since
-    too_few = since if has_too_few_places(snapshot) else None
+    too_few = since(state.too_few_since, has_too_few_places(snapshot), now)
     processes = relevant(state.processes, snapshot)
     state = replace(state, processes=processes, limits=limits, too_few_since=too_few)
     return replace(state, ring_deaths=ring_deaths(state, snapshot, now))

@@ -43,7 +43,7 @@ from edl.host.supervision import State
 from edl.host.template import FILES, Child, TemplateKeeper
 from edl.http.client import answering, ask_all
 from edl.job.liveness import Liveness
-from edl.job.snapshot import Snapshot
+from edl.job.snapshot import Snapshot, since
 from edl.zookeeper.store import JobStore, worker_frozen
 
 logger = logging.getLogger(__name__)
@@ -422,22 +422,15 @@ class UnresponsiveWorkers:
         )
         silent = {asked[n] for n, got in answers.items() if got.liveness is Liveness.SILENT}
         return tuple(
-            replace(
-                p,
-                unresponsive_since=(now if p.unresponsive_since is None else p.unresponsive_since)
-                if p.attempt_id in silent
-                else None,
-            )
+            replace(p, unresponsive_since=since(p.unresponsive_since, p.attempt_id in silent, now))
             for p in processes
         )
 
     def update_suspended(self, state: State, snapshot: Snapshot, now: float) -> State:
-        def since(process: Process) -> float | None:
-            if not process.alive or not self._is_suspended(process):
-                return None
-            return now if process.suspended_since is None else process.suspended_since
-
-        processes = (replace(each, suspended_since=since(each)) for each in state.processes)
+        processes = (
+            replace(p, suspended_since=since(p.suspended_since, self._is_suspended(p), now))
+            for p in state.processes
+        )
         state = replace(state, processes=tuple(processes))
         asked = waiting_members(snapshot, state, now)
         waiting = answering(asked, self._store.nodes.run, ASK_TIMEOUT_S) if asked else frozenset()
@@ -445,7 +438,7 @@ class UnresponsiveWorkers:
 
     def _is_suspended(self, process: Process) -> bool:
         pid = self._workers.pid_of(process.attempt_id)
-        if pid is None:
+        if pid is None or not process.alive:
             return False
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")

@@ -21,7 +21,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from edl.job.borrowing import ReclaimTracker
-from edl.job.snapshot import GONE, Snapshot
+from edl.job.snapshot import GONE, Snapshot, since
 from edl.records import Generation, Reclaim, RingMember, Stage
 
 
@@ -202,8 +202,8 @@ class AgeTracker:
             m.id in snapshot.evicted for m in snapshot.ring if m.id not in new.left
         )
         # Since a fact became true; None: it is not.
-        self._broken = _since(self._broken, snapshot.is_broken, now_s)
-        self._lost = _since(self._lost, lost, now_s)
+        self._broken = since(self._broken, snapshot.is_broken, now_s)
+        self._lost = since(self._lost, lost, now_s)
         return Ages(
             now_s - self._since,
             {worker: now_s - at for worker, (_, at) in self._stages.items()},
@@ -212,7 +212,3 @@ class AgeTracker:
             0.0 if self._lost is None else now_s - self._lost,
             reclaims_s,
         )
-
-
-def _since(before: float | None, is_true: bool, now_s: float) -> float | None:
-    return (now_s if before is None else before) if is_true else None

@@ -143,6 +143,11 @@ class Snapshot:
         return tuple(gone[: max(0, len(gone) - keep)])
 
 
+def since(known: float | None, holds: bool, now: float) -> float | None:
+    """Return since when a fact holds, which did since `known`; None if it does not."""
+    return (now if known is None else known) if holds else None
+
+
 def as_hosts(discovered: Mapping[str, int]) -> tuple[Host, ...]:
     # These hosts have no agent, so no address and no process id.
     return tuple(Host(name, slots, "") for name, slots in sorted(discovered.items()))
