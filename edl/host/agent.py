@@ -563,9 +563,7 @@ class StopWithoutZooKeeper:
         """Tell the workers here that the job ends, who tell others; `begun` if one confirms it."""
         if self.begun:
             return
-        members = (
-            last.generation.members if last is not None and last.generation is not None else ()
-        )
+        members = last.newest_members if last is not None else ()
         mine = [member for member in members if member.id in {process.worker for process in living}]
         access = self._store.session.access
         assert access is not None

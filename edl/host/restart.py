@@ -142,8 +142,7 @@ def _is_suspended(process: Process, limits: SupervisorLimits, now: float) -> boo
 
 
 def _members(snapshot: Snapshot) -> dict[int, RingMember]:
-    newest = snapshot.generation.members if snapshot.generation is not None else ()
-    return {member.id: member for member in (*snapshot.ring, *newest)}
+    return {member.id: member for member in (*snapshot.ring, *snapshot.newest_members)}
 
 
 def waiting_members(

@@ -210,7 +210,7 @@ def ring_deaths(state: SupervisorState, snapshot: Snapshot, now: float) -> tuple
 
 def dead_ring(snapshot: Snapshot, state: SupervisorState) -> tuple[Process, ...]:
     """Return our processes of the newest generation if no worker of any launcher has its state."""
-    members = snapshot.generation.worker_ids if snapshot.generation else ()
+    members = {member.id for member in snapshot.newest_members}
     left = {m.id for m in foreign(snapshot, state)} | state.answering
     if (left | {p.worker for p in state.living}) & snapshot.state_owners:
         return ()

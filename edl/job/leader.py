@@ -318,7 +318,7 @@ class LeaderTerm:
         self._policy_says = result.says
         self._request_batch(result.batch)
         if result.failed:
-            np = len(snapshot.generation.members) if snapshot.generation else 0
+            np = len(snapshot.newest_members)
             details = PolicyDetails(np, np, rate, failed=True)
             event = self._event(details, f"the policy is off: {result.failed}")
             self._decisions.put_policy(

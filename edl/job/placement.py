@@ -120,9 +120,7 @@ def return_absent(desired: Placement, host: str, here: Mapping[str, int]) -> dic
 
 def without_host(snapshot: Snapshot, host: str, desired: Placement) -> dict[str, int]:
     job, before = snapshot.job, snapshot.desired.hosts
-    here = Counter(
-        member.host for member in (snapshot.generation.members if snapshot.generation else ())
-    )
+    here = Counter(member.host for member in snapshot.newest_members)
     new = dict(desired)
     for name in here:  # a worker that was asked to leave since then moves nowhere
         here[name] -= max(0, before.get(name, 0) - desired.get(name, 0))
@@ -274,8 +272,7 @@ def is_placed(snapshot: Snapshot, hosts: Placement) -> bool:
 
 
 def workers_of_ring(snapshot: Snapshot) -> dict[str, int]:
-    members = snapshot.generation.members if snapshot.generation is not None else ()
-    return dict(sorted(Counter(member.host for member in members).items()))
+    return dict(sorted(Counter(member.host for member in snapshot.newest_members).items()))
 
 
 def describe_devices(devices: DeviceSets) -> str:
@@ -362,7 +359,7 @@ class Migration:
 
 def migration_status(move: Move, snapshot: Snapshot) -> MigrationStatus:
     generation, desired = snapshot.generation, snapshot.desired.hosts
-    members = generation.members if generation is not None else ()
+    members = snapshot.newest_members
     number = generation.number if generation is not None else 0
     ring = Counter(member.host for member in members)
     adopted = {m.id for m in snapshot.members if m.generation >= number}
@@ -431,7 +428,7 @@ def place_replacement(
     snapshot: Snapshot, worker: int, avoided: Collection[str]
 ) -> tuple[str, Placement] | None:
     """Return the host for the replacement of `worker`, and the workers to desire for it, if any."""
-    members = snapshot.generation.members if snapshot.generation is not None else ()
+    members = snapshot.newest_members
     member = next((member for member in members if member.id == worker), None)
     if member is None or snapshot.assigned.by_slot:
         return None
@@ -458,9 +455,8 @@ def place_replacement(
 
 
 def undo_replacement(snapshot: Snapshot, request: Request) -> Placement:
-    desired, generation = dict(snapshot.desired.hosts), snapshot.generation
-    members = generation.members if generation is not None else ()
-    member = next((member for member in members if member.id == request.worker), None)
+    desired = dict(snapshot.desired.hosts)
+    member = next((m for m in snapshot.newest_members if m.id == request.worker), None)
     if member is None or request.host == member.host or not desired.get(request.host, 0):
         return desired
     source, target = desired.get(member.host, 0) + 1, desired[request.host] - 1

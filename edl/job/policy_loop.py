@@ -102,7 +102,7 @@ class StragglerMitigation:
             return PolicyResult(
                 decision=MembershipDecision(outcome, change=change, answers=(answer,))
             )
-        ring = snapshot.generation.members if snapshot.generation else ()
+        ring = snapshot.newest_members
         members = {member.id for member in ring}
         findings = [f for f in care.findings if members.issuperset(f.workers)]
         recent = {h: at for h, at in learned.replaced.items() if elapsed_s - at < rule.again_s}
@@ -514,7 +514,7 @@ class PolicyLoop:
         awaits: bool,
         wishes: Sequence[int] = (),  # by rank, how many workers more a script asks for
     ) -> Observation:
-        np = len(snapshot.generation.members) if snapshot.generation is not None else 0
+        np = len(snapshot.newest_members)
         hosts = sorted(snapshot.available, key=lambda host: host.name)
         filled = [host.slots for host in hosts]
         sizes = snapshot.job.sizes

@@ -95,10 +95,14 @@ class Snapshot:
         return any(reports_broken(reported.get(m.id), self.generation) for m in self.ring)
 
     @property
+    def newest_members(self) -> tuple[RingMember, ...]:
+        """The members of the newest generation; none before the first one."""
+        return self.generation.members if self.generation is not None else ()
+
+    @property
     def state_owners(self) -> frozenset[int]:
         """The numbers of the workers that may hold the job's state."""
-        members = (*self.ring, *(self.generation.members if self.generation is not None else ()))
-        return frozenset(member.id for member in members)
+        return frozenset(member.id for member in (*self.ring, *self.newest_members))
 
     @property
     def replaced(self) -> frozenset[int]:
@@ -124,14 +128,8 @@ class Snapshot:
     def present(self) -> frozenset[str]:
         """The hosts with an agent, a worker or a member of the newest generation, so not gone."""
         # All sessions of a host may end at once while its workers train on.
-        members = self.generation.members if self.generation else ()
-        return frozenset(
-            (
-                *(h.name for h in self.hosts),
-                *(m.host for m in self.members),
-                *(s.host for s in members),
-            )
-        )
+        hosts = {host.name for host in self.hosts} | {member.host for member in self.members}
+        return frozenset(hosts | {member.host for member in self.newest_members})
 
     def forgettable(self, keep: int) -> tuple[int, ...]:
         here = {member.id for member in self.members}
