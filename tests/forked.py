@@ -315,6 +315,6 @@ def _base(framework: str) -> Template:
     deadline = time.monotonic() + READY_S
     while not base.ready:
         assert time.monotonic() < deadline, (directory / "output").read_text()
-        base.look()
+        base.poll()
         time.sleep(0.01)
     return base

@@ -22,8 +22,7 @@ from edl.errors import EdlError, JobExists, UsageError
 from edl.host.address import address_of, check_own_name, own_address
 from edl.host.command import check_command
 from edl.host.horovodrun.decide import SlotLimits, with_answer
-from edl.host.horovodrun.driver import Driver
-from edl.host.horovodrun.launcher import find_launcher
+from edl.host.horovodrun.driver import Driver, find_launcher
 from edl.host.horovodrun.slot import SlotSupervisor, SlotWorkers
 from edl.host.host_agent import worker_environment
 from edl.host.workers import behind_a_shell, log_directory

@@ -1,7 +1,6 @@
-"""Choose the address under which other hosts of the job reach this host (:func:`own_address`).
+"""Choose the address under which other hosts of the job reach this host.
 
-A launcher (such as `edl run` or `edl join`) chooses it once, at its start. The result is always an
-IPv4 address, never a host name, so no process of the job has to resolve the name of another host.
+Always an IPv4 address, never a host name: no process of the job has to resolve another's name.
 """
 
 from __future__ import annotations
@@ -17,61 +16,48 @@ from edl.errors import UsageError
 
 
 def address_of(interface: str) -> str | None:
-    """Return the first IPv4 address of a network interface of this host."""
     return next(iter(_addresses().get(interface, ())), None)
 
 
 def own_address(configured: str, interface: str, zookeeper: str) -> str:
     """Return the IPv4 address of this host at which the job's other hosts reach it."""
-    given = _resolved(configured) if configured else ""
+    given = ""
+    if configured:
+        try:
+            # IPv4, for Horovod's rendezvous client knows nothing else.
+            found = socket.getaddrinfo(configured, None, family=socket.AF_INET)
+        except OSError:
+            raise UsageError(
+                f"the address {configured} cannot be resolved on this host; give a number, there "
+                f"are {_listed(_addresses())}"
+            ) from None
+        given = str(found[0][4][0])
     if interface:
-        return _on(interface, given)
+        there = _addresses()
+        usable = there.get(interface, ())
+        if not usable:
+            raise UsageError(
+                f"there is no network interface {interface} with an IPv4 address on this host; "
+                f"there are {_listed(there)}"
+            )
+        if given and given not in usable:
+            raise UsageError(
+                f"{given} is no address of the network interface {interface}; there are "
+                f"{_listed(there)}"
+            )
+        return given or usable[0]
     if given:
-        return _usable(given)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((given, 0))
+            except OSError:
+                raise UsageError(
+                    f"{given} is no address of this host; there are {_listed(_addresses())}"
+                ) from None
+        return given
     servers = zookeeper.split("/")[0].split(",")
     # The address from which this host would send to a server that is not on it.
     return next(filter(None, map(_towards, servers)), LOOPBACK)
-
-
-def _on(interface: str, given: str) -> str:
-    """Return an IPv4 address of this host on a network interface."""
-    there = _addresses()
-    own = there.get(interface, ())
-    if not own:
-        raise UsageError(
-            f"there is no network interface {interface} with an IPv4 address on this host; "
-            f"there are {_listed(there)}"
-        )
-    if given and given not in own:
-        raise UsageError(
-            f"{given} is no address of the network interface {interface}; there are "
-            f"{_listed(there)}"
-        )
-    return given or own[0]
-
-
-def _usable(address: str) -> str:
-    """Return `address`, an IPv4 address, if a socket can be bound to it on this host."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            raise UsageError(
-                f"{address} is no address of this host; there are {_listed(_addresses())}"
-            ) from None
-    return address
-
-
-def _resolved(name: str) -> str:
-    """Return the first IPv4 address that `name`, a host name or an address, resolves to here."""
-    try:
-        # IPv4, for Horovod's rendezvous client knows nothing else.
-        return str(socket.getaddrinfo(name, None, family=socket.AF_INET)[0][4][0])
-    except OSError:
-        raise UsageError(
-            f"the address {name} cannot be resolved on this host; give a number, there are "
-            f"{_listed(_addresses())}"
-        ) from None
 
 
 def _towards(server: str) -> str | None:
@@ -91,7 +77,6 @@ def _towards(server: str) -> str | None:
 
 
 def _addresses() -> dict[str, tuple[str, ...]]:
-    """Return the IPv4 addresses of each network interface that has any, by the interface's name."""
     found = {
         name: tuple(str(one.address) for one in entries if one.family == socket.AF_INET)
         for name, entries in psutil.net_if_addrs().items()

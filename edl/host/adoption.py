@@ -1,13 +1,9 @@
 """Find the workers that a killed agent left running, so that the next agent can take them over.
 
-A worker has environment variables with the name of its job, the token and the secret of that run
-of the job, the name of its host, its slot, the device that it was given, if any, and the id of its
-start attempt (an agent's one try to start a worker in a slot). So workers of an earlier run are not
-found. The helper processes that a worker started have the same variables, even if they have a
-session of their own. Therefore the launcher writes the pid and the start time of the worker process
-itself into a file beside its log. None of this needs ZooKeeper: workers that have not registered
-yet, and frozen workers whose session has expired, are found too. The main entry is :func:`find`,
-which only looks: :meth:`edl.host.workers.Workers.watch` then takes the found workers over.
+A worker is known by its environment (job, run, secret, host, slot, start attempt), so none of an
+earlier run is found. Its helper processes have the same variables, even in a session of their own:
+so the launcher writes pid and start time of the worker itself into a file beside its log. None of
+this needs ZooKeeper: unregistered and frozen workers are found, too.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from edl.host.process import UNKNOWN_EXIT, Process
 from edl.records import Host
 
 # ------------------------------------------------------------
-# Name this machine, and say whether a process that once ran on it is known to be dead.
+# Say whether a process that once ran on this machine is known to be dead.
 
 
 def machine_name() -> str:
@@ -40,12 +36,10 @@ def machine_name() -> str:
 
 
 def is_known_dead(machine: str, pid: int) -> bool:
-    """Return whether a process was on this machine (`machine_name`), and no process has its pid."""
     return machine == machine_name() and not psutil.pid_exists(pid)
 
 
 SAME = ("EDL_JOB", "EDL_RUN", "EDL_SECRET", "EDL_HOST")
-
 _STARTED = 19  # in /proc/PID/stat, after the name: in ticks since the machine came up
 
 
@@ -64,14 +58,8 @@ class RunningWorker:
         """The process id of the worker; once it has ended, another process may have this id."""
         return self.process.pid
 
-    @property
-    def age_s(self) -> float:
-        """The time since the worker process was created, in seconds; 0 at least."""
-        return max(0.0, time.time() - self.process.create_time())
-
     def as_process(self, now: float) -> Process:
-        """Return the record of this worker process for the agent that takes it over."""
-        began = now - self.age_s
+        began = now - max(0.0, time.time() - self.process.create_time())
         return Process(self.slot, self.attempt_id, began, worker=self.worker, device=self.device)
 
     def poll(self) -> int | None:
@@ -144,7 +132,6 @@ def kill_helpers(worker: RunningWorker) -> None:
 
 
 def _is_worker(pid: int, record: Path) -> bool:
-    """Return whether process `pid` is the worker itself, and not a helper that it started."""
     try:
         recorded = record.read_text().strip()
     except OSError:
@@ -153,7 +140,6 @@ def _is_worker(pid: int, record: Path) -> bool:
 
 
 def has_died(former: Host) -> bool:
-    """Return whether an agent on this machine has certainly ended: no process has its pid."""
     return not psutil.pid_exists(former.pid)
 
 
@@ -167,12 +153,10 @@ def _is_zombie(process: psutil.Process) -> bool:
 
 
 # ------------------------------------------------------------
-# Tell when the logs of a job were last in use, and mark them as used while the job runs.
-#
-# Launchers and hosts remove logs that were not used for long (`last_use_s`). A job may train for
-# days without a line of output, so the time of the last line is not enough: logs are also in use
-# while a process on this host runs that a file beside them names. The processes of other hosts,
-# which may share the directory, are not seen from here: their launchers mark it (`mark_as_used`).
+# Tell when the logs of a job were last in use. A job may train for days without a line of output,
+# so they also count as used while a process runs here that a file beside them names. Processes of
+# other hosts that share the directory are not seen from here: their launchers mark it
+# (`mark_as_used`).
 
 
 MARK_EACH_S = 3600.0  # much less than the day for which unused logs are kept
@@ -192,6 +176,5 @@ def last_use_s(logs: Path) -> float:
 
 
 def mark_as_used(logs: Path) -> None:
-    """Let `last_use_s` return the present time on each host that shares a directory of logs."""
     with contextlib.suppress(OSError):
         os.utime(logs)

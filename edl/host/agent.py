@@ -1,8 +1,7 @@
 """The agent: the process of `edl run`, `edl join` or `edl agent` with a job's workers on a host.
 
-:mod:`edl.host.decide` decides which workers to start and to end. This module carries that out,
-takes over the workers of an earlier agent, lets the host join and leave the job, and shows the
-job's output and events. If an agent dies, its workers train on. The main entry is :class:`Agent`.
+It carries out what :mod:`edl.host.decide` decides, takes over the workers of an earlier agent, lets
+the host join and leave the job, and shows output and events. If it dies, its workers train on.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ from edl.host.supervision import (
     observe,
     without_zookeeper,
 )
-from edl.host.template.keeper import NOT_WANTED, TemplateKeeper
+from edl.host.template import NOT_WANTED, TemplateKeeper
 from edl.host.workers import ASK_TIMEOUT_S, UnresponsiveWorkers, Workers
 from edl.http.client import answering, tell_end
 from edl.http.signing import http_key
@@ -99,11 +98,8 @@ logger = logging.getLogger(__name__)
 
 
 # ------------------------------------------------------------
-# Record which process on this host is the agent that `edl run` started for a job.
-#
-# The record is a file in the job's log directory. A command that wants to end the job while
-# ZooKeeper is away finds the agent there, if it runs on the same host. The agent enters
-# `written_down`; the command calls `submitters`.
+# Name the agent of `edl run` in a file beside the logs: `edl stop` finds it there without
+# ZooKeeper.
 
 
 _RECORD = "run.process"
@@ -112,19 +108,18 @@ _RECORD = "run.process"
 @contextlib.contextmanager
 def written_down(logs: Path, pid: int) -> Iterator[None]:
     """Let a file in `logs` name the job's agent meanwhile."""
-    record, own = logs / _RECORD, identity(pid)
+    record, process = logs / _RECORD, identity(pid)
     with contextlib.suppress(OSError):  # a full disk: then it is not found
-        record.write_text(own)
+        record.write_text(process)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):  # a disk that fails; nobody takes it for a living one
-            if record.read_text(errors="replace") == own:
+            if record.read_text(errors="replace") == process:
                 record.unlink()
 
 
 def submitters(state: Path, job: str | None) -> dict[str, int]:
-    """Return the pids of the agents of `edl run` on this host, by job."""
     found = {}
     for record in (state / "jobs").glob(f"{job or '*'}/logs/{_RECORD}"):
         if (pid := recorded_pid(record)) is not None:
@@ -133,19 +128,14 @@ def submitters(state: Path, job: str | None) -> dict[str, int]:
 
 
 # ------------------------------------------------------------
-# The loop of every launcher: read ZooKeeper, look at the worker processes, decide, and act.
-#
-# The loop goes on while ZooKeeper is away, and so do the workers: they train on. The decisions are
-# pure functions in `host`. The one class is `Supervisor`; its subclasses are the agent of a host
-# and the supervisor of one slot of horovodrun.
+# The loop of every launcher: read ZooKeeper, look at the worker processes, decide, and act. It goes
+# on while ZooKeeper is away, and so do the workers.
 
 
 ONE_SIGNAL_S = 0.5  # timeout(1) sends a signal to its command, and then to its process group
 
 
 class Supervisor(ABC, Generic[State]):
-    """The base class of a launcher: it starts, watches and ends worker processes of one job."""
-
     def __init__(
         self,
         store: JobStore,
@@ -156,10 +146,10 @@ class Supervisor(ABC, Generic[State]):
     ) -> None:
         self._store = store
         self._workers = workers
-        self._own = state
+        self._state = state
         self._command = tuple(command)
-        say = partial(self._say, for_all=True)
-        self._lost_job = LaunchersLostJob(store, say, ASK_TIMEOUT_S)
+        notify = partial(self._notify, for_all=True)
+        self._lost_job = LaunchersLostJob(store, notify, ASK_TIMEOUT_S)
         self._frozen = UnresponsiveWorkers(store, state.host, workers, stack_signal)
         self._reclaims = ReclaimTracker()
         self._launches = 0
@@ -178,23 +168,22 @@ class Supervisor(ABC, Generic[State]):
 
     def run(self) -> int:
         """Run the loop until the job or this launcher is over; return the launcher's exit code."""
-        self._own = replace(self._own, state_since=time.monotonic())
+        self._state = replace(self._state, state_since=time.monotonic())
         self._store.session.add_listener(lambda state: self.on_change())
         self._workers.on_exit = self._wake.set
         with child_ends_kept():
             try:
                 with handled(TO_END, self._on_signal), self._around():
                     while (code := self._turn(time.monotonic())) is None:
-                        self._wake.wait(self._own.limits.poll_s)
+                        self._wake.wait(self._state.limits.poll_s)
                         self._wake.clear()
                 return code
             finally:
-                self._workers.kill_all(self._own.limits.killed_s)
+                self._workers.kill_all(self._state.limits.killed_s)
                 self._workers.close()
 
     @property
     def first_signal(self) -> signal.Signals | None:
-        """The first signal of those that ask this process to end that it got; None: it got none."""
         return next(iter(self._signals), None)
 
     def on_change(self) -> None:
@@ -228,7 +217,7 @@ class Supervisor(ABC, Generic[State]):
         """Show how it ends; return the exit code, or None to run on and be called again."""
 
     @abstractmethod
-    def _say(self, text: str, for_all: bool = False) -> None:
+    def _notify(self, text: str, for_all: bool = False) -> None:
         """Show a sentence; `for_all`: all launchers of the job have it, and one may show it."""
 
     @abstractmethod
@@ -249,16 +238,19 @@ class Supervisor(ABC, Generic[State]):
             if snapshot is None:
                 return self._alone(now)
             ages_s = self._reclaims.observe(snapshot.desired, now)
-            late = overdue_on(self._own.host, ages_s)
-            self._own = replace(self._own, overdue=late, reclaims_s=ages_s)
+            late = overdue_on(self._state.host, ages_s)
+            self._state = replace(self._state, overdue=late, reclaims_s=ages_s)
             self._follow(snapshot, now)
-            self._own = self._frozen.look_for_suspended(self._own, snapshot, now)
+            self._state = self._frozen.update_suspended(self._state, snapshot, now)
             decision = self._decide(snapshot, now)
             self._act(decision, snapshot, now)
             if decision.exit_code is not None:
                 return self._finish(snapshot, decision.exit_code, now)
         except UnknownJob as error:
-            if self._is_lost(error):
+            # ZooKeeper may have lost the job, which is written again if it is our turn.
+            step = self._snapshot.status.step if self._snapshot is not None else 0
+            if self._lost_job.handle(error, f"host {self._state.host}", step):
+                self._changed.set()
                 self._handle_signal(None, now)
                 return self._end_without_zookeeper(0.0)
             return self._end_without_job(str(error))
@@ -269,13 +261,15 @@ class Supervisor(ABC, Generic[State]):
 
     def _reap(self, now: float) -> None:
         for attempt_id, said in self._workers.ended_scripts().items():
-            self._own = self._own.having(script_ended(self._own.process(attempt_id), said, now))
+            self._state = self._state.having(
+                script_ended(self._state.process(attempt_id), said, now)
+            )
         for attempt_id, end in self._workers.reap().items():
-            process, last_line = self._own.process(attempt_id), self._last_line(attempt_id)
+            process, last_line = self._state.process(attempt_id), self._last_line(attempt_id)
             if end.said is not None:
                 process = script_ended(process, end.said, now)
             ended = exited(process, end.code, now, last_line, end.trained_s)
-            self._own = self._own.having(ended)
+            self._state = self._state.having(ended)
             if end.forked and ended.failed_at_start:
                 self._workers.disable_template()
             self._changed.set()  # judge it by what ZooKeeper says now
@@ -285,69 +279,58 @@ class Supervisor(ABC, Generic[State]):
                     self._store.members.remove(ended.worker, attempt_id)
 
     def _read(self, now: float) -> Snapshot | None:
-        """Return the records, read again if they may have changed; None without a connection."""
         session = self._store.session
         if not session.connected:
             return None
         if self._away_since is not None:
             self._away_since = None
-            self._own = without_zookeeper(self._own)
-            self._say("ZooKeeper is back", for_all=True)
+            self._state = without_zookeeper(self._state)
+            self._notify("ZooKeeper is back", for_all=True)
         incarnation = self._store.incarnation
         if self._incarnation != incarnation:
             self._register(now)
             self._incarnation = incarnation
-        due = now - self._read_at >= self._own.limits.read_s
+        due = now - self._read_at >= self._state.limits.read_s
         if self._snapshot is None or self._changed.is_set() or due:
             self._changed.clear()
             self._snapshot = self._store.snapshot(wake=self.on_change)
             self._read_at = now
-            self._look(self._snapshot, now)
+            self._update(self._snapshot, now)
             self._lost_job.is_back()
         return self._snapshot
 
-    def _is_lost(self, error: UnknownJob) -> bool:
-        """Return whether ZooKeeper has lost the job, which is written again if it is our turn."""
-        step = self._snapshot.status.step if self._snapshot is not None else 0
-        if not self._lost_job.handle(error, f"host {self._own.host}", step):
-            return False
-        self._changed.set()
-        return True
-
-    def _look(self, snapshot: Snapshot, now: float) -> None:
+    def _update(self, snapshot: Snapshot, now: float) -> None:
         """Take new records over, ask suspect workers (about 1 s), and record how workers ended."""
-        own = self._own
-        self._own = own = replace(own, processes=observe(own.processes, snapshot, now))
-        processes = self._frozen.look(own.processes, snapshot, now)
+        state = replace(self._state, processes=observe(self._state.processes, snapshot, now))
+        self._state = state
+        processes = self._frozen.update(state.processes, snapshot, now)
         for process in processes:
-            state, settle_s = snapshot.job.state, own.limits.settle_s
-            if process.is_undecided(state, now, settle_s):
+            if process.is_undecided(snapshot.job.state, now, state.limits.settle_s):
                 continue
             if not process.alive and process.attempt_id not in self._reported:
                 tail = self._output_tail(process.attempt_id)
-                worker_ended(self._store, process, own.host, snapshot, tail)
+                worker_ended(self._store, process, state.host, snapshot, tail)
                 self._reported.add(process.attempt_id)
-        own = replace(own, processes=processes)
-        asked = members_to_ask(snapshot, own)
+        state = replace(state, processes=processes)
+        asked = members_to_ask(snapshot, state)
         living = answering(asked, self._store.nodes.run, ASK_TIMEOUT_S) if asked else frozenset()
-        self._own = noted(replace(own, answering=living), snapshot, now)
+        self._state = noted(replace(state, answering=living), snapshot, now)
 
     def _new_events(self) -> Iterator[Event]:
         """Yield the events since the last one yielded, those of a newer edl left out."""
 
-        def left_out(number: int, why: str) -> None:
+        def left_out(number: int, reason: str) -> None:
             self._last_event = number
 
         for number, event in self._store.events.read_known(self._last_event, left_out):
             self._last_event = number
             if (worker := worker_that_ended(event)) is not None:
-                self._own = replace(self._own, ended=self._own.ended | {worker})
+                self._state = replace(self._state, ended=self._state.ended | {worker})
             yield event
 
-    def _end_without_job(self, why: str) -> int:
-        """Kill the workers of a job that was removed or replaced, and return 1, the exit code."""
-        self._workers.kill_all(self._own.limits.killed_s)
-        self._say(f"{why}; its workers on this host were ended")
+    def _end_without_job(self, reason: str) -> int:
+        self._workers.kill_all(self._state.limits.killed_s)
+        self._notify(f"{reason}; its workers on this host were ended")
         return 1
 
     def _alone(self, now: float) -> int | None:
@@ -355,14 +338,13 @@ class Supervisor(ABC, Generic[State]):
         if self._away_since is None:
             self._away_since = now
             text = "ZooKeeper is away; training goes on, changes wait for its return"
-            self._say(text, for_all=True)
+            self._notify(text, for_all=True)
         return self._end_without_zookeeper(now - self._away_since)
 
     def _end_without_zookeeper(self, away_s: float) -> int | None:
-        """Return the exit code if no worker is left and ZooKeeper is away for long, else None."""
-        limit_s = self._own.limits.away_s
+        limit_s = self._state.limits.away_s
         if len(self._workers) == 0 and away_s >= limit_s:
-            self._say(f"no worker is left and ZooKeeper is away for {limit_s:g} s; giving up")
+            self._notify(f"no worker is left and ZooKeeper is away for {limit_s:g} s; giving up")
             return 1
         return None
 
@@ -373,7 +355,7 @@ class Supervisor(ABC, Generic[State]):
             self._reason = decision.reason
             logger.info("%s", decision.reason)
         for warning in decision.warnings:
-            self._say_once(warning)
+            self._notify_once(warning)
         for ending in decision.endings:
             self._end(ending, now)
         for start in decision.starts:
@@ -385,27 +367,27 @@ class Supervisor(ABC, Generic[State]):
             self._changed.set()
 
     def _start(self, start: Start, now: float) -> Process:
-        attempt_id = f"{self._own.token}-{self._launches}"
+        attempt_id = f"{self._state.token}-{self._launches}"
         self._launches += 1
         process = Process(start.slot, attempt_id, now, failures=start.failures, device=start.device)
-        waits_s = self._own.limits.repair_s if start.replaces else 0.0
+        waits_s = self._state.limits.repair_s if start.replaces else 0.0
         try:
             self._workers.start(attempt_id, start.slot, waits_s, start.variables)
         except OSError as error:
             process = unstarted(process, self._command, error)
         else:
             logger.info("slot %d: %s", start.slot, start.reason)
-        self._own = replace(self._own, processes=(*self._own.processes, process))
+        self._state = replace(self._state, processes=(*self._state.processes, process))
         return process
 
     def _end(self, ending: EndProcess, now: float) -> None:
-        process = self._own.process(ending.attempt_id)
+        process = self._state.process(ending.attempt_id)
         if process.ending_since is None:
             process = replace(process, ending_since=now, why=ending.reason)
-            self._own = self._own.having(process)
-            if self._own.waiting and process.suspended_since is not None and self._snapshot:
+            self._state = self._state.having(process)
+            if self._state.waiting and process.suspended_since is not None and self._snapshot:
                 with contextlib.suppress(CoordinationError, UnknownJob):  # it is killed in any case
-                    worker_frozen(self._store, process, self._own.host, "", self._snapshot)
+                    worker_frozen(self._store, process, self._state.host, "", self._snapshot)
             elif process.unresponsive_since is not None:
                 self._frozen.write_stacks(process)
                 self._changed.set()
@@ -413,15 +395,14 @@ class Supervisor(ABC, Generic[State]):
         self._workers.end(ending.attempt_id, ending.kill)
 
     def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
-        """Start no more workers in a slot, and record that as an event before the call returns."""
-        process = self._own.process(given_up.attempt_id)
-        self._own = self._own.having(replace(process, used_up=True))
-        slot_disabled(self._store, self._own.host, given_up.slot, given_up.reason, snapshot)
+        process = self._state.process(given_up.attempt_id)
+        self._state = self._state.having(replace(process, used_up=True))
+        slot_disabled(self._store, self._state.host, given_up.slot, given_up.reason, snapshot)
 
-    def _say_once(self, text: str) -> None:
+    def _notify_once(self, text: str) -> None:
         if text not in self._shown:
             self._shown.add(text)
-            self._say(text)
+            self._notify(text)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Only count: the interrupted thread may hold any lock, also that of an event.
@@ -432,17 +413,12 @@ class Supervisor(ABC, Generic[State]):
 
 
 # ------------------------------------------------------------
-# Let a job borrow idle slots of a host, as requested by a file and by SIGRTMIN.
-#
-# The program that owns the slots writes the file. It has the number of slots of this host that the
-# job borrows, and optionally the time in seconds in which slots that are given back must be free:
-# "2", or "0 20". A missing file means 0. SIGRTMIN takes back all borrowed slots of this host.
-#
-# The agent has one `BorrowedSlots`, enters `signals` while it runs, and calls `follow` and
-# `record_returned` in each turn.
+# Let a job borrow idle slots of a host. The program that owns them writes a file with how many the
+# job borrows, and in how many seconds slots that are given back must be free: "2", or "0 20"; no
+# file means 0. SIGRTMIN takes back all borrowed slots of this host.
 
 
-LOOK_S = 0.5  # between two looks into the file
+POLL_S = 0.5  # between two looks into the file
 
 
 class BorrowedSlots:
@@ -454,24 +430,19 @@ class BorrowedSlots:
         host: str,
         file: Path | None,
         within_s: float,
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self._store = store
         self._host = host
         self._file = file
         self._within_s = within_s
-        self._say = say
+        self._notify = notify
         self._slots: int | None = None  # as the file had it when it was last followed
-        self._looked_s = 0.0
+        self._polled_s = 0.0
         self._signalled = False
 
-    @contextmanager
-    def signals(self) -> Iterator[None]:
-        """Return a context manager; while it is entered, SIGRTMIN takes back all borrowed slots."""
-        with handled([signal.SIGRTMIN], self._on_signal):
-            yield
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Take back all borrowed slots of this host in the next `follow`."""
         self._signalled = True
 
     def follow(self, snapshot: Snapshot) -> bool:
@@ -492,7 +463,6 @@ class BorrowedSlots:
         return changed
 
     def record_returned(self, snapshot: Snapshot, state: SupervisorState) -> bool:
-        """Record each request to give back slots of this host that is now fulfilled."""
         members = {member.id for member in snapshot.members}
         # A process that is not registered still occupies its slot.
         hidden = sum(process.worker not in members for process in state.living)
@@ -504,15 +474,15 @@ class BorrowedSlots:
     def _read(self) -> tuple[int, float] | None:
         """Return what the file wants, borrowed slots and seconds to give others back, or None."""
         now_s = time.monotonic()
-        if self._file is None or now_s - self._looked_s < LOOK_S:
+        if self._file is None or now_s - self._polled_s < POLL_S:
             return None
-        self._looked_s = now_s
+        self._polled_s = now_s
         try:
             text = self._file.read_text()
         except FileNotFoundError:
             return 0, self._within_s
         except (OSError, UnicodeDecodeError) as error:
-            self._say(f"cannot read how many slots are borrowed, from {self._file}: {error}")
+            self._notify(f"cannot read how many slots are borrowed, from {self._file}: {error}")
             return None
         words = text.split()
         if not words:  # it is being written
@@ -520,15 +490,14 @@ class BorrowedSlots:
         slots = int(words[0]) if words[0].isdecimal() else None
         within_s = seconds(words[1]) if len(words) > 1 else self._within_s
         if slots is None or not within_s or len(words) > 2:
-            self._say(
+            self._notify(
                 f"{self._file} says {excerpt(text.strip())!r}, which is not understood; write a "
                 "number of slots, and after it, if you like, the seconds to give others back"
             )
             return None
         return slots, within_s
 
-    def _set(self, snapshot: Snapshot, slots: int, within_s: float, why: str) -> bool:
-        """Write into the job's records that the job borrows `slots` slots of this host."""
+    def _set(self, snapshot: Snapshot, slots: int, within_s: float, reason: str) -> bool:
         host = self._host
 
         def change(desired: Placement) -> Placement:
@@ -546,25 +515,22 @@ class BorrowedSlots:
                 self._store.set_desired(
                     change,
                     RequestedBy.PERSON,
-                    f"{why}: {counted(slots, 'slot')} of {host} borrowed",
+                    f"{reason}: {counted(slots, 'slot')} of {host} borrowed",
                     terms,
                 )
             )
         except UsageError as error:
-            self._say(str(error))
+            self._notify(str(error))
             return False
 
 
 # ------------------------------------------------------------
-# End a job while ZooKeeper is away, by telling its workers directly on their HTTP ports.
-#
-# Meanwhile the job's records in ZooKeeper do not change. If agents of other hosts are registered,
-# the agent that has told the workers writes the end of the job when ZooKeeper is back. Until then
-# the agents of the other hosts wait: they start no worker once they see how their workers have
-# ended (`told_to_end`). The main entry is `StopWithoutZooKeeper`.
+# End a job while ZooKeeper is away: tell its workers on their HTTP ports. If other hosts have
+# agents, this agent writes the end of the job when ZooKeeper is back; until then they start no
+# worker once they see how theirs have ended (`told_to_end`).
 
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 NOT_TOLD = "ZooKeeper is away, so the job cannot be told; again kills its workers"
 
@@ -577,17 +543,18 @@ WAITS = (
 class StopWithoutZooKeeper:
     """The part of an agent that ends the job after a signal while ZooKeeper is away."""
 
-    def __init__(self, store: JobStore, host: str, limits: SupervisorLimits, say_once: Say) -> None:
+    def __init__(
+        self, store: JobStore, host: str, limits: SupervisorLimits, notify_once: Notify
+    ) -> None:
         self._store = store
         self._host = host
         self._limits = limits
-        self._say_once = say_once
+        self._notify_once = notify_once
         self._last: Snapshot | None = None
         self._since = 0.0
 
     @property
     def begun(self) -> bool:
-        """Whether `begin` has told at least one worker that the job ends."""
         return self._last is not None
 
     def begin(
@@ -596,36 +563,32 @@ class StopWithoutZooKeeper:
         """Tell the workers here that the job ends, who tell others; `begun` if one confirms it."""
         if self.begun:
             return
-        members = (
-            last.generation.members if last is not None and last.generation is not None else ()
-        )
+        members = last.newest_members if last is not None else ()
         mine = [member for member in members if member.id in {process.worker for process in living}]
         access = self._store.session.access
         assert access is not None
         key = http_key(access.secret, self._store.name)
         if not mine or not tell_end(key, mine, f"{cause} in edl run"):
-            self._say_once(NOT_TOLD)
+            self._notify_once(NOT_TOLD)
             return
         self._last, self._since = last, now
-        self._say_once(
+        self._notify_once(
             f"{cause}: ZooKeeper is away, so its workers are told directly: the job ends after "
             "this step; again kills them"
         )
 
     def is_late(self, now: float) -> bool:
-        """Return whether the workers have had more time to end than the job's limit for a stop."""
         assert self._last is not None
         return now - self._since >= self._limits.stop_limit_s(self._last.job)
 
     def is_done(self, now: float) -> bool:
-        """Return whether the agent can end, whose workers have ended."""
         assert self._last is not None
         others = self._last.present - {self._host}
         # If ZooKeeper comes back, this agent can write the end of the job for the others.
         if others and now - self._since < self._limits.away_s:
-            self._say_once(WAITS)
+            self._notify_once(WAITS)
             return False
-        self._say_once(
+        self._notify_once(
             f"job {self._store.name} has ended; ZooKeeper is away, and has it as running until "
             "another one takes its name"
         )
@@ -667,7 +630,7 @@ class Agent(Supervisor[AgentState]):
         of_run: bool = False,
     ) -> None:
         token, script = uuid.uuid4().hex[:12], title(job.spec.command)
-        own = AgentState(
+        state = AgentState(
             host.name,
             token,
             limits=limits,
@@ -681,9 +644,9 @@ class Agent(Supervisor[AgentState]):
         wanted = job.spec.settings.template
         self._search_path = environment.get("PATH")
         self._template = TemplateKeeper(command, cwd, environment, logs, wanted)
-        self._no_template_told = False
+        self._no_template_reported = False
         launched = Workers(command, cwd, environment, logs, self._template)
-        super().__init__(store, launched, own, job.spec.command, stack_signal)
+        super().__init__(store, launched, state, job.spec.command, stack_signal)
         self._host = replace(host, requested_np=np)
         self._logs = logs
         self._output = output
@@ -696,10 +659,12 @@ class Agent(Supervisor[AgentState]):
         self._on_event = on_event
         self._meanwhile = meanwhile or nullcontext(0)
         self._leaves = ReclaimTerms(within_s=leave_within_s)
-        self._borrowed = BorrowedSlots(store, host.name, borrowed_file, reclaim_s, self._say_once)
+        self._borrowed = BorrowedSlots(
+            store, host.name, borrowed_file, reclaim_s, self._notify_once
+        )
         self._written: Host | None = None  # what our node says
         self._asked = False  # the first signal has been carried out
-        self._direct_end = StopWithoutZooKeeper(store, host.name, limits, self._say_once)
+        self._direct_end = StopWithoutZooKeeper(store, host.name, limits, self._notify_once)
         self._refused: Snapshot | None = None  # in which this host could not leave
         self._lost_job.writes = not of_run
         self._ended_as, self._why = AgentEnd.ERROR, ""
@@ -708,14 +673,14 @@ class Agent(Supervisor[AgentState]):
     @contextmanager
     def _around(self) -> Iterator[None]:
         owner = nullcontext() if self._joined else written_down(self._logs, self._host.pid)
-        with self._output, self._meanwhile as port, owner, self._borrowed.signals():
+        reclaim = handled([signal.SIGRTMIN], self._borrowed.on_signal)
+        with self._output, self._meanwhile as port, owner, reclaim:
             self._host = replace(self._host, metrics_port=port)
             self._await_former()
             yield
 
     def _await_former(self) -> None:
-        """Wait while ZooKeeper still lists an agent of this host's name that may have died."""
-        began, limits = time.monotonic(), self._own.limits
+        began, limits = time.monotonic(), self._state.limits
         while not self._signals:
             try:
                 hosts = {host.name: host for host in self._store.snapshot().hosts}
@@ -733,18 +698,8 @@ class Agent(Supervisor[AgentState]):
                 return
             if time.monotonic() - began >= limit:
                 return
-            self._say_once(f"waiting for the end of the session of {who}")
+            self._notify_once(f"waiting for the end of the session of {who}")
             self._wake.wait(limits.poll_s)
-
-    def _take_over(self, orphans: Sequence[RunningWorker], now: float) -> None:
-        """Watch the workers that an earlier agent left running, and show what they log."""
-        self._workers.watch(orphans)
-        for one in orphans:
-            log = self._workers.log_of(one.attempt_id)
-            if log.exists():
-                self._output.follow(one.attempt_id, log, one.slot, from_now=True)
-            self._own = replace(self._own, processes=(*self._own.processes, one.as_process(now)))
-            self._say(f"took over the worker in slot {one.slot}, process {one.pid}")
 
     def _turn(self, now: float) -> int | None:
         if sum(self._signals.values()) > 1:
@@ -754,32 +709,28 @@ class Agent(Supervisor[AgentState]):
         except UsageError as error:
             if self._incarnation is None:
                 raise
-            return self._make_way(error)
-
-    def _make_way(self, error: UsageError) -> int | None:
-        """End this agent, whose place another one took, with its workers, while it was away."""
+            taken = error
+        # Another agent has taken this one's place while it was away.
         try:
-            current = current_run(self._store.session, self._store.paths)
-            # The other agent is that of a later run: these workers are killed.
-            if current != self._store.nodes.run:
+            # If it is that of a later run, these workers are killed.
+            if current_run(self._store.session, self._store.paths) != self._store.nodes.run:
                 return self._end_without_job(str(self._store.nodes.unknown()))
         except CoordinationError as away:
             logger.info("%s", away)
             return None
         self._workers.release()
-        self._say(f"{error}; this agent ends, the workers train on")
-        end = AgentEnd.ALREADY_HERE if isinstance(error, AgentExists) else AgentEnd.ERROR
-        return self._ends(end, str(error), EXIT_CODES[end])
+        self._notify(f"{taken}; this agent ends, the workers train on")
+        end = AgentEnd.ALREADY_HERE if isinstance(taken, AgentExists) else AgentEnd.ERROR
+        return self._ends(end, str(taken), EXIT_CODES[end])
 
-    def _end_without_job(self, why: str) -> int:
-        return self._ends(AgentEnd.OVER, why, super()._end_without_job(why))
+    def _end_without_job(self, reason: str) -> int:
+        return self._ends(AgentEnd.OVER, reason, super()._end_without_job(reason))
 
-    def _ends(self, end: AgentEnd, why: str, code: int) -> int:
-        self._ended_as, self._why = end, why
+    def _ends(self, end: AgentEnd, reason: str, code: int) -> int:
+        self._ended_as, self._why = end, reason
         return code
 
     def result(self, exit_code: int) -> AgentResult:
-        """Return how this agent has ended, once `run()` has returned."""
         job, run = self._store.name, self._store.nodes.run
         told = self._snapshot.status.step if self._snapshot is not None else 0
         step = max(told, self._newest_step)
@@ -796,20 +747,27 @@ class Agent(Supervisor[AgentState]):
             self._host = replace(self._host, busy=tuple(sorted(devices)))
             past = self._store.events.read_known() if self._joined else ()
         self._put_host()
-        self._take_over(orphans, now)
+        self._workers.watch(orphans)
+        for worker in orphans:
+            log = self._workers.log_of(worker.attempt_id)
+            if log.exists():
+                self._output.follow(worker.attempt_id, log, worker.slot, from_now=True)
+            process = worker.as_process(now)
+            self._state = replace(self._state, processes=(*self._state.processes, process))
+            self._notify(f"took over the worker in slot {worker.slot}, process {worker.pid}")
         for number, event in past:  # not shown: that is for `edl events`
             self._last_event = number
             self._on_event(event)
-        self._say_once(self._greeting)
+        self._notify_once(self._greeting)
 
-    def _look(self, snapshot: Snapshot, now: float) -> None:
+    def _update(self, snapshot: Snapshot, now: float) -> None:
         if not any(host.is_same_agent(self._host) for host in snapshot.hosts):
             self._put_host()  # raises an error if another run or another agent has its place
         self._show_events(snapshot, now)
-        super()._look(snapshot, now)
+        super()._update(snapshot, now)
         if not self._asked:  # a host that leaves takes its workers away itself
-            self._own = with_placement(self._own, snapshot.assigned, now)
-        for process in self._own.living:
+            self._state = with_placement(self._state, snapshot.assigned, now)
+        for process in self._state.living:
             if process.worker is not None:
                 self._output.name(process.attempt_id, process.name)
                 self._workers.name(process.attempt_id, process.name)
@@ -818,7 +776,7 @@ class Agent(Supervisor[AgentState]):
     def _show_events(self, snapshot: Snapshot, now: float) -> None:
         ready = [m.name for m in snapshot.members if not m.generation and m.stage is Stage.READY]
         for line in self._headlines.take(self._new_events(), snapshot.desired.np, now, ready):
-            self._say(line)
+            self._notify(line)
 
     def _new_events(self) -> Iterator[Event]:
         for event in super()._new_events():
@@ -827,37 +785,29 @@ class Agent(Supervisor[AgentState]):
             yield event
 
     def _follow(self, snapshot: Snapshot, now: float) -> None:
-        self._look_at_template(snapshot)
-        self._note_devices(snapshot)
+        self._template.poll()  # starts it, or reads its messages without a wait
+        reason = self._template.why_none
+        if reason and reason != NOT_WANTED and not self._no_template_reported:
+            no_template(self._store, self._host.name, reason, snapshot)
+            self._no_template_reported = True
+        # This host's record has the devices that the job may use, and those that it uses.
+        state, assigned = self._state, snapshot.assigned
+        here = [member for member in foreign(snapshot, state) if member.host == state.host]
+        busy = busy_devices(assigned, state.host, state.living, here)
+        devices = tuple(sorted(assigned.devices_on(state.host) or ()))
+        failing = failing_slots(state)
+        if (devices, busy, failing) != (self._host.devices, self._host.busy, self._host.failing):
+            self._host = replace(self._host, devices=devices, busy=busy, failing=failing)
         if self._written is not self._host:
             self._put_host()
         self._request_workers(snapshot, now)
         self._handle_drain(snapshot)
-        self._leave_again(snapshot)
-        changed = not self._own.draining and self._borrowed.follow(snapshot)
-        if self._borrowed.record_returned(snapshot, self._own) or changed:
+        changed = not self._state.draining and self._borrowed.follow(snapshot)
+        if self._borrowed.record_returned(snapshot, self._state) or changed:
             self._changed.set()
 
-    def _note_devices(self, snapshot: Snapshot) -> None:
-        """Update this host's record, in memory, with the devices that the job may use and uses."""
-        own, assigned = self._own, snapshot.assigned
-        here = [member for member in foreign(snapshot, own) if member.host == own.host]
-        busy = busy_devices(assigned, own.host, own.living, here)
-        devices = tuple(sorted(assigned.devices_on(own.host) or ()))
-        failing = failing_slots(own)
-        if (devices, busy, failing) != (self._host.devices, self._host.busy, self._host.failing):
-            self._host = replace(self._host, devices=devices, busy=busy, failing=failing)
-
-    def _look_at_template(self, snapshot: Snapshot) -> None:
-        """Start the template of the workers, or read its messages without a wait."""
-        self._template.look()
-        why = self._template.why_none
-        if why and why != NOT_WANTED and not self._no_template_told:
-            no_template(self._store, self._host.name, why, snapshot)
-            self._no_template_told = True
-
     def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
-        return decide_agent(snapshot, self._own, now)
+        return decide_agent(snapshot, self._state, now)
 
     # --- acts
 
@@ -872,11 +822,10 @@ class Agent(Supervisor[AgentState]):
         return process
 
     def _disable_slot(self, given_up: DisableSlot, snapshot: Snapshot) -> None:
-        """Lower the desired number of workers in the job's records, and disable a slot."""
         before, fewer = snapshot.desired.hosts, given_up.desired
-        why = f"slot {given_up.slot} of host {self._host.name} is disabled"
+        reason = f"slot {given_up.slot} of host {self._host.name} is disabled"
         self._changed.set()
-        if self._set_desired(lambda now: fewer if now == before else now, why) != fewer:
+        if self._set_desired(lambda now: fewer if now == before else now, reason) != fewer:
             return  # it was changed meanwhile, so the slot is judged again
         reasons = {**self._host.disabled, str(given_up.slot): given_up.reason}
         self._host = replace(self._host, disabled=reasons)  # written in the next turn
@@ -888,20 +837,20 @@ class Agent(Supervisor[AgentState]):
         if not asked or self._signals or snapshot.job.state is not JobState.RUNNING:
             return
         # The workers of a dead host that this one replaces may count until its session ends.
-        late = now - self._own.state_since >= self._own.limits.former_s
+        late = now - self._state.state_since >= self._state.limits.former_s
         has = snapshot.desired.hosts.get(name, 0)
         if has >= asked:
             self._host = replace(self._host, requested_np=0)  # written in the next turn
             if got is not None:  # a host that came later has requested both
-                self._say_once(f"host {name} has a place for {workers(has)}")
+                self._notify_once(f"host {name} has a place for {workers(has)}")
             return
 
         def change(now: Placement) -> Placement:
             return request_workers(snapshot, now, name, asked, got, late)
 
         if change(snapshot.desired.hosts).get(name, 0) > has:
-            why = f"host {name} joins with {workers(asked)}"
-            has = self._set_desired(change, why).get(name, 0)
+            reason = f"host {name} joins with {workers(asked)}"
+            has = self._set_desired(change, reason).get(name, 0)
             self._changed.set()
         if late or has >= asked or withdrawn(has, got):
             self._host = replace(self._host, requested_np=0)
@@ -909,7 +858,7 @@ class Agent(Supervisor[AgentState]):
             return
         self._got_np = has
         limit = "" if has >= asked else f", not {asked}: the job may have {snapshot.job.sizes}"
-        self._say_once(f"host {name} has a place for {workers(has)}{limit}")
+        self._notify_once(f"host {name} has a place for {workers(has)}{limit}")
 
     # --- signals
 
@@ -920,21 +869,21 @@ class Agent(Supervisor[AgentState]):
         cause = _SIGNALS[next(iter(self._signals))]
         if snapshot is None:
             if self._joined:
-                self._say_once(NOT_TOLD)
+                self._notify_once(NOT_TOLD)
             else:
-                self._direct_end.begin(self._snapshot, self._own.living, cause, now)
+                self._direct_end.begin(self._snapshot, self._state.living, cause, now)
             return
         if snapshot is self._refused:
             return
         if snapshot.job.state.over:
-            for process in self._own.living:
+            for process in self._state.living:
                 if process.ending_since is None and not is_terminating(process):
                     self._end(EndProcess(process.attempt_id, False, cause), now)
         elif self._joined and not (self._ends_job and is_last(snapshot, self._host.name)):
             self._leave(snapshot, cause)
             return
         else:
-            self._say(f"{cause}: the job ends after this step; again kills its workers")
+            self._notify(f"{cause}: the job ends after this step; again kills its workers")
             within_s = bound_of_signal(snapshot.job, next(iter(self._signals)))
             code, reason = exit_after(self._signals), f"{cause} in edl run"
             self._store.set_job_state(
@@ -948,7 +897,7 @@ class Agent(Supervisor[AgentState]):
             code = super()._end_without_zookeeper(away_s)
             away = "no worker is left and ZooKeeper is away"
             return code if code is None else self._ends(AgentEnd.ERROR, away, code)
-        now, living = time.monotonic(), self._own.living
+        now, living = time.monotonic(), self._state.living
         for process in living if self._direct_end.is_late(now) else ():
             self._end(EndProcess(process.attempt_id, True, "the ring did not end in time"), now)
         if living or not self._direct_end.is_done(now):
@@ -956,12 +905,25 @@ class Agent(Supervisor[AgentState]):
         return self._ends(AgentEnd.STOPPED, TOLD, exit_after(self._signals))
 
     def _handle_drain(self, snapshot: Snapshot) -> None:
-        """Let this host leave the job if `edl drain --host` requests it in `snapshot`."""
-        here = next((host for host in snapshot.hosts if host.name == self._host.name), None)
-        if here is None or not here.leaving or self._own.draining or snapshot.job.state.over:
+        name = self._host.name
+        if snapshot.job.state.over:
+            return
+        if self._state.draining:
+            # Somebody who did not know that this host leaves may have raised its workers again.
+            if snapshot.desired.hosts.get(name):
+                try:
+                    self._set_desired(
+                        lambda now: without_host(snapshot, name, now), f"host {name} leaves"
+                    )
+                    self._changed.set()
+                except UsageError as error:
+                    self._notify_once(str(error))
+            return
+        here = next((host for host in snapshot.hosts if host.name == name), None)
+        if here is None or not here.leaving:
             return
         self._leave(snapshot, "edl drain")
-        if not self._own.draining:
+        if not self._state.draining:
             self._put_host()  # the question is answered
             self._changed.set()
 
@@ -974,13 +936,13 @@ class Agent(Supervisor[AgentState]):
             )
         except UsageError as error:
             hint = "; a second signal kills the workers on this host" if self._signals else ""
-            self._say_once(f"{error}{hint}")
+            self._notify_once(f"{error}{hint}")
             self._refused = snapshot
             return
         hint = "; again kills its workers" if self._signals else ""
         self._why = f"{cause}: host {name} leaves the job"
-        self._say(f"{self._why}{hint}")
-        self._own = replace(self._own, draining=True, is_submitter=False)
+        self._notify(f"{self._why}{hint}")
+        self._state = replace(self._state, draining=True, is_submitter=False)
         self._joined = True  # from now on a signal is about this host alone
         self._asked = bool(self._signals)
         # No worker is to be placed here again.
@@ -988,37 +950,19 @@ class Agent(Supervisor[AgentState]):
         self._put_host()
         self._changed.set()
 
-    def _leave_again(self, snapshot: Snapshot) -> None:
-        """Set the desired workers to 0 again, if somebody who did not know it raised them."""
-        name = self._host.name
-        if (
-            not self._own.draining
-            or snapshot.job.state.over
-            or not snapshot.desired.hosts.get(name)
-        ):
-            return
-        try:
-            self._set_desired(lambda now: without_host(snapshot, name, now), f"host {name} leaves")
-        except UsageError as error:
-            self._say_once(str(error))
-        else:
-            self._changed.set()
-
     def _set_desired(
-        self, change: Callable[[Placement], Placement], why: str, terms: ReclaimTerms = NO_TERMS
+        self, change: Callable[[Placement], Placement], reason: str, terms: ReclaimTerms = NO_TERMS
     ) -> Placement:
-        return self._store.set_desired(change, RequestedBy.LAUNCHER, why, terms).desired.hosts
+        return self._store.set_desired(change, RequestedBy.LAUNCHER, reason, terms).desired.hosts
 
     def _put_host(self) -> None:
-        """Write the record of this host into ZooKeeper; then workers may start on its devices."""
         host = self._host
         self._store.hosts.put(host, lambda other: has_died_here(other, host))
-        self._written, self._own = host, replace(self._own, devices=host.devices)
+        self._written, self._state = host, replace(self._state, devices=host.devices)
 
     def _kill(self) -> int:
-        """Kill the workers of this host after a second signal; return 128 + the first signal."""
-        self._workers.kill_all(self._own.limits.killed_s)
-        self._say("the workers on this host were killed")
+        self._workers.kill_all(self._state.limits.killed_s)
+        self._notify("the workers on this host were killed")
         name, code = self._host.name, exit_after(self._signals)
         end = AgentEnd.PREEMPTED if self._joined else AgentEnd.STOPPED
         if self._snapshot is not None and self._snapshot.job.state.over:
@@ -1028,7 +972,7 @@ class Agent(Supervisor[AgentState]):
             if not self._store.session.connected:
                 return code
             members = self._store.snapshot().members
-            others = [m for m in members if not m.attempt_id.startswith(self._own.token)]
+            others = [m for m in members if not m.attempt_id.startswith(self._state.token)]
             either = (JobState.RUNNING, JobState.STOPPING)
             if self._joined:
                 self._set_desired(lambda now: {**now, name: 0}, f"a second signal on host {name}")
@@ -1039,7 +983,7 @@ class Agent(Supervisor[AgentState]):
                 reason = "a second signal killed all workers"
                 self._store.set_job_state(JobState.STOPPED, reason, code, only_from=either)
         except (CoordinationError, UnknownJob) as error:
-            self._say(str(error))
+            self._notify(str(error))
         return code
 
     # --- what people see
@@ -1047,13 +991,13 @@ class Agent(Supervisor[AgentState]):
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int:
         job = snapshot.job
         if not job.state.over:
-            self._say(f"host {self._host.name} has left job {job.name}")
-            has_left = self._own.is_elsewhere or not self._signals
+            self._notify(f"host {self._host.name} has left job {job.name}")
+            has_left = self._state.is_elsewhere or not self._signals
             end_here = AgentEnd.LEFT if has_left else AgentEnd.PREEMPTED
-            return self._ends(end_here, self._own.why_elsewhere or self._why, code)
+            return self._ends(end_here, self._state.why_elsewhere or self._why, code)
         self._show_events(snapshot, now)
         for line in self._headlines.rest(wanted=0):
-            self._say(line)
+            self._notify(line)
         end, reason = f"job {job.name} {job.state}", job.reason or "no reason given"
         self._ends(end_of_job(job), reason, code)
         said, last_words, last = reason.partition(LAST_WORDS)
@@ -1061,12 +1005,12 @@ class Agent(Supervisor[AgentState]):
         sentence = last.partition(": ")[2].removeprefix("edl: ") if last_words else ""
         self._output.note(f"{end}: {reason}", sentence, f"{end}: {said}")
         if hint := missing_module_hint(reason, job.spec.command, self._search_path):
-            self._say(hint)
-        if (late := failed_late(job, self._own)) is not None:
-            self._say(f"after that, {late.name} {how(late.exit_code or 1)}")
+            self._notify(hint)
+        if (late := failed_late(job, self._state)) is not None:
+            self._notify(f"after that, {late.name} {how(late.exit_code or 1)}")
         return code
 
-    def _say(self, text: str, for_all: bool = False) -> None:
+    def _notify(self, text: str, for_all: bool = False) -> None:
         self._output.note(text)
 
     def _last_line(self, attempt_id: str) -> str:
@@ -1077,5 +1021,4 @@ class Agent(Supervisor[AgentState]):
 
 
 def exit_after(signals: Iterable[signal.Signals]) -> int:
-    """Return the exit code of a command that ended because of `signals`: 130 after Ctrl-C."""
     return exit_status(-next(iter(signals)))

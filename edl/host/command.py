@@ -1,8 +1,4 @@
-"""Check that the user's command can run on this host, before any worker is started.
-
-The main entry is :func:`check_command`. When a worker has lacked a module,
-:func:`missing_module_hint` says whether its Python is to blame.
-"""
+"""Check that the user's command can run on this host, before any worker is started."""
 
 from __future__ import annotations
 
@@ -24,7 +20,12 @@ def check_command(command: Sequence[str], cwd: Path, search_path: str | None) ->
         raise UsageError(f"the job's working directory {cwd} does not exist on this host")
     program = command[0]
     if os.sep in program:
-        _check_program(cwd / program, program)
+        path = cwd / program
+        if not path.exists():
+            raise UsageError(f"the program {program} does not exist")
+        if path.is_dir() or not os.access(path, os.X_OK):
+            hint = f"; write `python {program}`" if program.endswith(".py") else ""
+            raise UsageError(f"{program} is not executable{hint}")
     elif shutil.which(program, path=search_path) is None:
         hint = f"; write `python {program}`" if program.endswith(".py") else ""
         if is_python(program):
@@ -35,17 +36,7 @@ def check_command(command: Sequence[str], cwd: Path, search_path: str | None) ->
         raise UsageError(f"the script {script} does not exist (in {cwd})")
 
 
-def _check_program(path: Path, program: str) -> None:
-    """Raise a UsageError if the file `path` does not exist, is a directory or not executable."""
-    if not path.exists():
-        raise UsageError(f"the program {program} does not exist")
-    if path.is_dir() or not os.access(path, os.X_OK):
-        hint = f"; write `python {program}`" if program.endswith(".py") else ""
-        raise UsageError(f"{program} is not executable{hint}")
-
-
 def is_own_interpreter(program: str) -> bool:
-    """Return whether `program` is this interpreter, of the same virtual environment."""
     mine, theirs = Path(sys.executable), Path(program).absolute()
     same_place = mine.parent.resolve() == theirs.parent.resolve()
     return same_place and mine.resolve() == theirs.resolve()

@@ -1,48 +1,28 @@
 """Decide what the agent of one host does next with its workers, and whether the job has ended.
 
-The entry point is :func:`decide_agent`, which reads no clock and changes nothing: the caller
-carries out the decision.
-
 An agent keeps as many workers on its host as are assigned to it. Its rules, in order:
 
 1. The end of the job, and a job that cannot go on: :mod:`edl.host.job_end`.
-2. A worker that cannot stay in the job is ended (:mod:`edl.host.restart`), and so is a
-   worker that has not joined yet when its host leaves the job.
-3. Missing workers are started, each slot with a back-off that grows with its failures. None is
-   started in place of a worker that got SIGTERM and leaves for good, or while no worker of the ring
-   is in ZooKeeper, because none could send the job's state to the new one, or after a worker has
-   ended because the job was told to end while ZooKeeper was away. A slot that fails more than
-   ``max_restarts`` times in a row is disabled: one worker fewer is desired on the host. If the job
-   may not have that smaller number of workers, a worker is desired in a free slot of this or
-   another host instead, or without a free slot the next smaller allowed number; if there is none,
-   the job has FAILED. When somebody later asks for more workers on the host, they are started in
-   disabled slots, too, but only if no other slot is free.
+2. A worker that cannot stay in the job is ended (:mod:`edl.host.restart`), and so is one that has
+   not joined yet when its host leaves the job. No worker is ended to scale in: the leader takes it
+   out of the ring, and it exits with code 0.
+3. Missing workers are started, each slot with a back-off that grows with its failures. A slot that
+   fails more than ``max_restarts`` times in a row is disabled, and one worker fewer is desired
+   here; if the job may not have that number, one in a free slot of any host instead, else the next
+   smaller allowed number; if there is none, the job has FAILED.
 4. Where the job may use only some devices of the host, each worker gets one of them
-   (:mod:`edl.host.devices`), and is not started before one is free. A worker on another device
-   does not count: its replacement is started, and the leader takes it out of the ring. If it has
-   not joined yet, it is ended.
-
+   (:mod:`edl.host.devices`), and is not started before one is free.
 5. An agent that has joined one run of the job, and no other, leaves when the job's workers of its
    host were placed on other hosts: :func:`with_placement`.
-
-An agent never ends a worker to scale in: the leader takes the worker out of the ring, and the
-worker exits with code 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from edl.host.devices import why_wait, with_devices
-from edl.host.job_end import (
-    TOLD,
-    decide_job_end,
-    decide_job_failure,
-    ring_is_away,
-    told_to_end,
-)
+from edl.host.job_end import TOLD, decide_job_end, decide_job_failure, ring_is_away, told_to_end
 from edl.host.process import Process
 from edl.host.restart import (
     disable_slot,
@@ -53,17 +33,11 @@ from edl.host.restart import (
     with_terminating,
     without_init,
 )
-from edl.host.supervision import (
-    Start,
-    SupervisorDecision,
-    SupervisorLimits,
-    SupervisorState,
-    foreign,
-)
+from edl.host.supervision import SupervisorDecision, SupervisorLimits, SupervisorState, foreign
 from edl.job.placement import without_slot
 from edl.job.resize import assigned_without_signalled
-from edl.job.snapshot import Snapshot
-from edl.records import Assigned, Member, Stage
+from edl.job.snapshot import Snapshot, since
+from edl.records import Assigned, Stage
 
 _REVOKED = "the job may not use its device any more"
 
@@ -93,14 +67,12 @@ class AgentState(SupervisorState):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the agent is one of a run, and the workers of its host are on other hosts now."""
         return self.of_run and self.elsewhere_since is not None
 
     @property
     def why_elsewhere(self) -> str:
-        """Why the host has left the job, if `is_elsewhere`; else empty."""
-        why = f"the job's workers of host {self.host} were placed on other hosts"
-        return why if self.is_elsewhere else ""
+        reason = f"the job's workers of host {self.host} were placed on other hosts"
+        return reason if self.is_elsewhere else ""
 
 
 def with_placement(state: AgentState, assigned: Assigned, now: float) -> AgentState:
@@ -113,12 +85,11 @@ def with_placement(state: AgentState, assigned: Assigned, now: float) -> AgentSt
         is_elsewhere, was_placed = state.was_placed, state.was_placed
     else:
         is_elsewhere, was_placed = has_none, state.was_placed or not has_none
-    since = now if state.elsewhere_since is None else state.elsewhere_since
-    return replace(state, was_placed=was_placed, elsewhere_since=since if is_elsewhere else None)
+    elsewhere_since = since(state.elsewhere_since, is_elsewhere, now)
+    return replace(state, was_placed=was_placed, elsewhere_since=elsewhere_since)
 
 
 def decide_agent(snapshot: Snapshot, state: AgentState, now: float) -> SupervisorDecision:
-    """Return what an agent does next: starts and ends of processes, or the end of the job."""
     decision = decide_job_end(snapshot, state, now)
     decision = decision or decide_job_failure(snapshot, state, now)
     return with_terminating(decision or _keep(snapshot, state, now), snapshot, state, now)
@@ -150,6 +121,7 @@ def _keep(snapshot: Snapshot, state: AgentState, now: float) -> SupervisorDecisi
     slots = next((host.slots for host in snapshot.agents if host.name == state.host), None)
     counted += sum(p.refuses for p in to_end)  # nobody is started before it is seen how they ended
     stays = assigned_without_signalled(snapshot).get(state.host, 0)
+    # None could send the job's state to a new worker while nobody of the ring is in ZooKeeper.
     lacking = 0 if told or ring_is_away(snapshot, state, now) else stays - counted
     staying = {p.slot for p in state.living if p.departing is None and granted(p.used_device)}
     places = _places(lacking, slots, occupied, staying, state)
@@ -162,7 +134,13 @@ def _keep(snapshot: Snapshot, state: AgentState, now: float) -> SupervisorDecisi
         desired = without_slot(snapshot, state.host, used_up, elsewhere=not failing.refused)
         return disable_slot(failing, snapshot, state, desired, "--max-restarts")
     starting = starts(places, state, "a worker is wanted", now)
-    starting, waiting = _on_devices(starting, wanted, others, snapshot, state)
+    waiting, devices = "", snapshot.assigned.devices_on(state.host)
+    if devices is not None:  # rule 4
+        allowed = [device for device in devices if device in state.devices]
+        due, cuda = len(starting), state.cuda_devices
+        starting = with_devices(starting, allowed, cuda, state.processes, others)
+        if lack := due - len(starting) + max(0, wanted - len(allowed)):
+            waiting = f"; {why_wait(lack, allowed, cuda)}"
     return SupervisorDecision(
         TOLD if told else f"{counted} of {wanted} workers run on {state.host}{waiting}",
         starting,
@@ -173,15 +151,14 @@ def _keep(snapshot: Snapshot, state: AgentState, now: float) -> SupervisorDecisi
 
 
 def _has_left(snapshot: Snapshot, state: AgentState, now: float) -> bool:
-    """Return whether the host has left the job, so that its agent ends; arguments as of `_keep`."""
     if state.living:
         return False
     number = snapshot.assigned.hosts.get(state.host)
     if state.draining and not number:
         return True
     stays_s = 0.0 if number is None else state.limits.elsewhere_s
-    since = state.elsewhere_since
-    return state.is_elsewhere and state.was_placed and since is not None and now - since >= stays_s
+    began = state.elsewhere_since
+    return state.is_elsewhere and state.was_placed and began is not None and now - began >= stays_s
 
 
 def _places(
@@ -192,26 +169,9 @@ def _places(
     used_up = {slot for slot, process in last.items() if process.used_up}
     count = max(0, lacking) + len(occupied | used_up)
     order = [slot for slot in range(count) if slot not in occupied]
-    order.sort(key=lambda slot: slot in used_up)
+    order.sort(key=lambda slot: slot in used_up)  # disabled ones only if no other is free
     if slots is not None:
         order = [slot for slot in order if slot < slots]
         # The replacement of a worker that is about to leave shares its slot and device.
         order += sorted({p.slot for p in state.living} - staying)
     return [(slot, last.get(slot)) for slot in order[: max(0, lacking)]]
-
-
-def _on_devices(
-    starting: tuple[Start, ...],
-    wanted: int,
-    others: Sequence[Member],
-    snapshot: Snapshot,
-    state: AgentState,
-) -> tuple[tuple[Start, ...], str]:
-    """Return the starts for which this host has a device, and a clause why others must wait."""
-    granted = snapshot.assigned.devices_on(state.host)
-    if granted is None:
-        return starting, ""
-    allowed = [device for device in granted if device in state.devices]
-    given = with_devices(starting, allowed, state.cuda_devices, state.processes, others)
-    waiting = len(starting) - len(given) + max(0, wanted - len(allowed))
-    return given, f"; {why_wait(waiting, allowed, state.cuda_devices)}" if waiting else ""

@@ -1,19 +1,10 @@
 """Decide which device of its host a worker gets, and which devices it sees.
 
-A job may be limited to some devices of hosts (:attr:`edl.records.Assigned.devices`). Then
-each worker that the agent starts there gets a device that no living process of the job uses. The
-worker learns it by two environment variables:
-
-- ``EDL_DEVICE`` is the number of the device.
-- ``CUDA_VISIBLE_DEVICES`` is a list in which the worker's device has the index ``local_rank``, that
-  is, the number of the worker's slot: scripts choose their GPU by it. Before it are the devices of
-  the workers in lower slots.
-
-:func:`with_devices` chooses the devices and sets these variables.
-
-A device changes from one job to another in two steps: the first job's record of this host says that
-the device is neither allowed nor used there any more, and then the other job gets it. So an agent
-must not start a worker on a device that its record does not have.
+``EDL_DEVICE`` is its number. ``CUDA_VISIBLE_DEVICES`` has the worker's device at index
+``local_rank``, the number of its slot, for scripts choose their GPU by that; before it are those of
+lower slots. A device changes from one job to another in two steps: the first job's record of this
+host says that it is neither allowed nor used there any more, and then the other job gets it. So an
+agent must not start a worker on a device that its record does not have.
 """
 
 from __future__ import annotations
@@ -31,7 +22,6 @@ from edl.records import Assigned, Member
 from edl.text import counted, in_brackets, workers
 
 DEVICE = "EDL_DEVICE"
-
 CUDA = "CUDA_VISIBLE_DEVICES"
 
 
@@ -51,7 +41,6 @@ def entries(variable: str | None) -> tuple[str, ...] | None:
 def busy_devices(
     assigned: Assigned, host: str, processes: Iterable[Process], members: Iterable[Member]
 ) -> tuple[int, ...]:
-    """Return the numbers of the devices that living processes of a job use on one host, sorted."""
     # In a limited job, one without a device uses that with the number of its slot.
     limited = assigned.devices_on(host) is not None
     found: list[Process | Member] = [*processes, *members]
@@ -74,7 +63,11 @@ def with_devices(
     busy = {m.used_device for m in members} | {p.used_device for p in processes if p.alive}
     given: list[Start] = []
     for start in starts:
-        device = _device_for(last.get(start.slot), usable, busy)
+        # A slot keeps its device: shared while its last process runs, else if it is free.
+        before, free = last.get(start.slot), [device for device in usable if device not in busy]
+        device = free[0] if free else None
+        if before is not None and before.used_device in (usable if before.alive else free):
+            device = before.used_device
         visible = None if device is None else visible_devices(start.slot, device, by_slot, usable)
         if device is None or visible is None:
             continue
@@ -86,7 +79,6 @@ def with_devices(
 
 
 def why_wait(lacking: int, allowed: Collection[int], cuda: Sequence[str] | None) -> str:
-    """Return a clause that says why workers are not started for lack of a device."""
     has = f"the job has {counted(len(allowed), 'device')} here{in_brackets(sorted(allowed))}"
     if hidden := sorted(set(allowed) - set(_usable(allowed, cuda))):
         has += f", and {CUDA} of the agent has no entry {', '.join(map(str, hidden))}"
@@ -112,20 +104,10 @@ def visible_devices(
 
 
 def cuda_variable(devices: Iterable[int], cuda: Sequence[str] | None) -> dict[str, str]:
-    """Return the `CUDA_VISIBLE_DEVICES` of a worker, as a mapping from its name to its value."""
     # It hides all GPUs, and the worker inherits it.
     if cuda is not None and not cuda:
         return {}
     return {CUDA: ",".join(str(d) if cuda is None else cuda[d] for d in devices)}
-
-
-def _device_for(before: Process | None, usable: Sequence[int], busy: Collection[int]) -> int | None:
-    """Return the number of the device for a new worker of a slot; None if it must wait for one."""
-    # A slot keeps its device: shared while its last process runs, else if it is free.
-    free = [device for device in usable if device not in busy]
-    if before is not None and before.used_device in (usable if before.alive else free):
-        return before.used_device
-    return free[0] if free else None
 
 
 def _usable(allowed: Iterable[int], cuda: Sequence[str] | None) -> list[int]:
@@ -137,9 +119,7 @@ def _exists(device: int, cuda: Sequence[str] | None) -> bool:
 
 
 # ------------------------------------------------------------
-# Find the hosts on which the workers of a job have run: their logs are there.
-#
-# `worker_hosts` gives the host of each worker, `addresses` the address of each host.
+# Where the workers of a job have run: their logs are there.
 
 
 def worker_hosts(now: Snapshot, events: Iterable[Event]) -> dict[str, str]:
@@ -154,16 +134,12 @@ def worker_hosts(now: Snapshot, events: Iterable[Event]) -> dict[str, str]:
 
 
 def addresses(now: Snapshot) -> dict[str, str]:
-    """Return the address of each host that has an agent or a worker, by the name of the host."""
     of_workers = {member.host: member.address for member in now.members}
     return of_workers | {host.name: host.address for host in now.hosts}
 
 
 # ------------------------------------------------------------
-# Read and write the lines of a host discovery script: "name:slots", one for each host.
-#
-# `parse_hosts` reads the lines, `lines` writes them, and `first_desired` says how many workers a
-# new job wants on each host. horovodrun calls the script to learn its hosts.
+# The lines of a host discovery script, which horovodrun calls to learn its hosts: "name:slots".
 
 
 LOCAL_NAMES = ("localhost", "127.0.0.1")
@@ -182,14 +158,12 @@ def parse_hosts(words: Iterable[str]) -> dict[str, int]:
 
 
 def first_desired(discovered: Mapping[str, int], np: int) -> dict[str, int]:
-    """Return host -> workers at the start of a job under horovodrun, filled by name."""
     if np >= sum(discovered.values()):
         return dict(discovered)
     return {h: n for h, n in place_workers("", np, {}, as_hosts(discovered)).items() if n}
 
 
 def lines(desired: Mapping[str, int], local: Mapping[str, bool]) -> list[str]:
-    """Return the lines "host:workers" that the host discovery script prints."""
     used = {host: slots for host, slots in desired.items() if slots}
     if len(used) == 1 and all(local[host] for host in used):
         # Horovod looks for an interface that two hosts have in common, and waits for a second host
@@ -200,13 +174,12 @@ def lines(desired: Mapping[str, int], local: Mapping[str, bool]) -> list[str]:
 
 
 # ------------------------------------------------------------
-# Decide which devices `edl host` offers, one for each slot.
+# The devices that `edl host` offers.
 
 
 def offered_devices(
     slots: int | None, devices: str | None, cuda: Sequence[str] | None
 ) -> tuple[int, ...]:
-    """Return the numbers of the devices that a host offers, one for each slot."""
     if devices is not None:
         numbers = _numbers(devices)
         if cuda and max(numbers) >= len(cuda):
@@ -234,7 +207,6 @@ def offered_devices(
 
 
 def _numbers(devices: str) -> tuple[int, ...]:
-    """Return the whole numbers in `devices`, which are separated by commas, sorted."""
     words = [word.strip() for word in devices.split(",")]
     if not all(word.isascii() and word.isdigit() for word in words):
         raise UsageError(f"--devices is {devices!r}; give numbers, like 0,1,2,3")

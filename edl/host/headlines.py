@@ -1,13 +1,8 @@
 """Combine a job's events into the lines that an agent shows: one for each crash, join or leave.
 
-A crash is several events (`edl events` shows all of them): the end of a process, an eviction, a new
-leader, the generation of the survivors, the cost of the switch. On the agent's terminal a crash is
-one line, which begins with the cause::
-
-    step 72: w0 was killed by SIGKILL; w1 and w2 went on after 0.18 s; a replacement starts
-
-A line is held back until the last of its events has come, but for at most :data:`HOLD_S` (5)
-seconds; then the line says what is known. The entry point is :class:`Headlines`.
+A crash is several events, and one line that begins with the cause: "step 72: w0 was killed by
+SIGKILL; w1 and w2 went on after 0.18 s; a replacement starts". It is held back until the last of
+its events has come, or for :data:`HOLD_S` (5) seconds: then it says what is known.
 """
 
 from __future__ import annotations
@@ -53,13 +48,13 @@ class Headlines:
     # Workers of `host` write to the same terminal: the last lines of their output are not repeated.
     def __init__(self, host: str) -> None:
         self._host = host
-        self._causes: dict[str, str] = {}  # worker -> how it ended, not told yet
-        self._told: set[str] = set()  # workers whose end was told
-        self._left: list[str] = []  # by the repairs that are not told yet
+        self._causes: dict[str, str] = {}  # worker -> how it ended, not shown yet
+        self._reported: set[str] = set()  # workers whose end was shown
+        self._left: list[str] = []  # by the repairs that are not shown yet
         self._repair: Event | None = None
         self._planned: Event | None = None
         self._ready: Sequence[str] = ()
-        self._since_s: float | None = None  # when the first part came that is not told yet
+        self._since_s: float | None = None  # when the first part came that is not shown
 
     def take(
         self, events: Iterable[Event], wanted: int, now_s: float, ready: Sequence[str] = ()
@@ -77,7 +72,6 @@ class Headlines:
         return lines
 
     def rest(self, wanted: int) -> list[str]:
-        """Return the lines that still wait for events, with what is known; then none waits."""
         lines = [] if self._planned is None else [_line(self._planned)]
         self._planned = None
         if self._repair is not None or self._causes:
@@ -86,13 +80,13 @@ class Headlines:
         return lines
 
     def _take(self, event: Event, wanted: int) -> list[str]:
-        """Return the lines that `event` completes; none for an event that is not shown."""
         details = event.details
         if isinstance(details, EndedDetails) and event.kind is EventKind.WORKER_FAILED:
             return self._ended(event, details)
         if isinstance(details, EvictedDetails):
-            if details.worker not in self._told:
-                self._causes.setdefault(details.worker, _without_name(event.reason, details.worker))
+            if details.worker not in self._reported:
+                cause = event.reason.removeprefix(f"{details.worker} ")
+                self._causes.setdefault(details.worker, cause)
             return []
         if isinstance(details, GenerationDetails):
             return self._generation(event, details)
@@ -101,11 +95,11 @@ class Headlines:
         return [] if event.kind in NOT_SHOWN else [_line(event)]
 
     def _ended(self, event: Event, details: EndedDetails) -> list[str]:
-        """Keep how a worker has ended, for the line of the crash, which names the survivors."""
-        if details.worker in self._told:
+        if details.worker in self._reported:
             return []
-        cause = f"{_place(details, self._host)}{how(details.exit_code or 0)}"
-        shown = details.host == self._host and details.exit_code not in UNSTARTED
+        here = details.host == self._host
+        cause = ("" if here else f"on {details.host} ") + how(details.exit_code or 0)
+        shown = here and details.exit_code not in UNSTARTED
         if LAST_LINE in event.reason and not shown:
             cause += LAST_LINE + event.reason.partition(LAST_LINE)[2]
         if details.worker is None:  # it was in no ring
@@ -114,7 +108,6 @@ class Headlines:
         return []
 
     def _generation(self, event: Event, details: GenerationDetails) -> list[str]:
-        """Keep the event of a new generation until that of its switch says how long it took."""
         if not details.members:
             return []  # the job ends, which the agent's last line says
         before, self._planned = self._planned, None
@@ -129,18 +122,19 @@ class Headlines:
         return [*lines, _line(event)]
 
     def _switched(self, event: Event, details: SwitchDetails, wanted: int) -> list[str]:
-        """Return the line about the generation whose ring was just built, with the time it took."""
         old = [parts for parts in details.workers.values() if parts.role == "old"]
         if self._repair is not None and self._repair.generation <= event.generation:
             return self._crash(wanted, max(map(without_step_s, old), default=None))
         planned = self._planned
         if planned is None or planned.generation > event.generation:
             return []  # it was told already, without what it has cost
-        self._planned = None
-        return [_line(planned) + _stood_still(details)]
+        self._planned, longest = None, longest_stall(details)
+        if longest is None or not longest.stall_s:
+            return [_line(planned)]
+        still = f"; the others stood still for {_seconds(longest.stall_s)}"
+        return [_line(planned) + still]
 
     def _crash(self, wanted: int, seconds: float | None) -> list[str]:
-        """Return the lines about the last crash, and forget the crash."""
         repair, causes = self._repair, self._causes
         left = self._left or [*causes]
         parts = [", ".join(_causes({name: causes.get(name, "left the ring") for name in left}))]
@@ -158,10 +152,10 @@ class Headlines:
             elif lacking > len(ready):
                 parts.append(f"{counted(lacking - len(ready), 'replacement')} start")
         others = {name: how_ for name, how_ in causes.items() if name not in left}
-        self._told |= {*left, *others}
+        self._reported |= {*left, *others}
         self._causes, self._left, self._repair = {}, [], None
-        told = f"step {step}: " if repair is not None else ""
-        return [told + "; ".join(parts), *_causes(others)]
+        when = f"step {step}: " if repair is not None else ""
+        return [when + "; ".join(parts), *_causes(others)]
 
 
 def _line(event: Event) -> str:
@@ -170,23 +164,14 @@ def _line(event: Event) -> str:
 
 
 def _causes(causes: Mapping[str, str]) -> list[str]:
-    """Return texts such as "w0 and w1 were killed by SIGKILL", one for all workers of one cause."""
     alike: dict[str, list[str]] = {}
     for name, cause in causes.items():
         alike.setdefault(cause, []).append(name)
-    return [f"{_names(names)} {_for(cause, len(names))}" for cause, names in alike.items()]
-
-
-def _for(cause: str, count: int) -> str:
-    return f"were {cause[4:]}" if count > 1 and cause.startswith("was ") else cause
-
-
-def _stood_still(switch: SwitchDetails) -> str:
-    """Return the clause "; the others stood still for 0.18 s", or an empty text if none paused."""
-    longest = longest_stall(switch)
-    if longest is None or not longest.stall_s:
-        return ""
-    return f"; the others stood still for {_seconds(longest.stall_s)}"
+    texts = []
+    for cause, names in alike.items():
+        were = f"were {cause[4:]}" if len(names) > 1 and cause.startswith("was ") else cause
+        texts.append(f"{_names(names)} {were}")
+    return texts
 
 
 def _seconds(seconds: float) -> str:
@@ -194,16 +179,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _names(names: Iterable[str]) -> str:
-    """Return the `names` of up to six workers in words: "w0, w1 and w2"; more as "7 workers"."""
     some = [*names]
     if len(some) > 6:
         return f"{counted(len(some), 'worker')}"
     return " and ".join([", ".join(some[:-1]), some[-1]] if len(some) > 1 else some)
-
-
-def _without_name(reason: str, worker: str) -> str:
-    return reason.removeprefix(f"{worker} ")
-
-
-def _place(details: EndedDetails, host: str) -> str:
-    return "" if details.host == host else f"on {details.host} "

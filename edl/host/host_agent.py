@@ -1,72 +1,184 @@
-"""Build the agent of this host for one job, from the settings and the job's record.
-
-:func:`submitter_agent` is for the host that created the job, :func:`joining_agent` for a host that
-adds itself to a job that runs, and :func:`agent_of_run` for a host that joins one run of a job and
-no other. They return an :class:`~edl.host.agent.Agent`, which does nothing until its ``run()`` is
-called.
-"""
+"""Build the agent of this host for one job, from the settings and the job's record."""
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from edl import config
+from edl import __version__, config
 from edl.config import Config
-from edl.errors import RunEnded, UsageError
+from edl.errors import EdlError, RingError, RunEnded, UsageError
 from edl.host.address import own_address
 from edl.host.adoption import machine_name
 from edl.host.agent import Agent
 from edl.host.command import check_command
 from edl.host.decide import AgentLimits
-from edl.host.job_garbage_collector import JobGarbageCollector
-from edl.host.job_metrics import JobMetrics
 from edl.host.output import Output
 from edl.host.workers import EVENTS, log_directory
+from edl.http.client import METRICS_PATH, TARGETS_PATH
+from edl.http.exposition import MetricsHandler
+from edl.http.server import DaemonServer, HttpRequest
 from edl.job.run import check_run_token, why_run_is_over
 from edl.job.snapshot import Snapshot
+from edl.metric import BUILD_INFO, ZOOKEEPER_CONNECTED, Sample
+from edl.metrics import EventCounts, job_samples, scrape_targets
 from edl.records import Host, Job
-from edl.retention import Retention
+from edl.retention import Retention, outdated
 from edl.spec import variable
-from edl.status import job_line
+from edl.status import job_line, job_status
 from edl.text import counted, workers
-from edl.zookeeper.access import keep
-from edl.zookeeper.nodes import current_run
+from edl.zookeeper.access import Access, candidates, keep, stored
+from edl.zookeeper.nodes import current_run, delete_ended, job_names, list_jobs, unlock
+from edl.zookeeper.paths import JobPaths
+from edl.zookeeper.session import Session
 from edl.zookeeper.store import JobStore
 
 logger = logging.getLogger(__name__)
 
 
+# ------------------------------------------------------------
+# Serve the job's metrics: `GET /metrics`, `/targets` (for Prometheus to find all), and `/health`.
+
+
+class JobMetrics(AbstractContextManager[int]):
+    def __init__(
+        self,
+        address: str,
+        port: int | None,
+        zookeeper: str,
+        connected: Callable[[], bool],
+        notify: Callable[[str], None],
+    ) -> None:
+        self._address = address
+        self._port = port
+        self._zookeeper = zookeeper
+        self._connected = connected
+        self._notify = notify
+        self._server: DaemonServer | None = None
+        self._snapshot: Snapshot | None = None
+        self.counts = EventCounts()
+
+    def __enter__(self) -> int:
+        if self._port is None:
+            return 0
+        server = DaemonServer(self._address, self._port, health=dict)
+        server.add_route(METRICS_PATH, MetricsHandler(self._samples))
+        server.add_route(TARGETS_PATH, self._targets)
+        try:
+            server.start()
+        except RingError as error:
+            self._notify(f"no metrics of the job are served here: {error}")
+            return 0
+        self._server = server
+        self._notify(f"metrics are at http://{self._address}:{server.port}{METRICS_PATH}")
+        return server.port
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def _samples(self) -> Iterable[Sample]:
+        """Return the values of all metrics; until the job's records are known, only of a few."""
+        yield BUILD_INFO(1, __version__)
+        if self._snapshot is None:
+            yield ZOOKEEPER_CONNECTED(int(self._connected()))
+        else:
+            status = job_status(self._snapshot, self._zookeeper)
+            yield from job_samples(status, self.counts, self._connected())
+
+    def _targets(self, _request: HttpRequest) -> tuple[int, bytes]:
+        """Answer where the metrics are; 503, so that Prometheus keeps its list, until known."""
+        if self._snapshot is None:
+            return 503, b"[]"
+        return 200, json.dumps(scrape_targets(self._snapshot)).encode()
+
+
+# ------------------------------------------------------------
+# Remove the records of jobs that ended long ago, of this user alone (their secret is stored here).
+
+
+COLLECT_EVERY_S = 3600.0
+COLLECT_GRACE_S = (
+    1.0  # a removal under way goes on for so long at the agent's end: jobs may be short
+)
+COLLECT_END_S = 2.0  # and so long is waited for it
+
+
+class JobGarbageCollector:
+    """A context manager that removes old ended jobs from ZooKeeper while its `with` block runs."""
+
+    # At entry only if the user has more jobs than are kept, then every hour; never the agent's own.
+
+    def __init__(self, store: JobStore, state: Path, retention: Retention) -> None:
+        self._session = store.session
+        self._own = store.name
+        self._state = state
+        self._retention = retention
+        self._ends = threading.Event()
+        self._until_s = math.inf  # on the monotonic clock
+        self._thread = threading.Thread(target=self._run, name="edl-retention", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._until_s = time.monotonic() + COLLECT_GRACE_S
+        self._ends.set()
+        self._thread.join(COLLECT_END_S)
+
+    def _run(self) -> None:
+        hourly = False
+        while True:
+            try:
+                if self._retention.is_due(len(self._of_this_user()), hourly):
+                    self._remove()
+            except (EdlError, OSError, ValueError) as error:  # ZooKeeper is away; a file is damaged
+                logger.warning("ended jobs stay in ZooKeeper for now: %s", error)
+            if self._ends.wait(COLLECT_EVERY_S):
+                return
+            hourly = True
+
+    def _of_this_user(self) -> list[str]:
+        return sorted(stored(self._state, job_names(self._session)))
+
+    def _remove(self) -> None:
+        near = self._session
+        with Session(near.hosts, near.session_timeout_s, near.connect_timeout_s) as session:
+            names = [name for name in self._of_this_user() if name != self._own]
+            known = [
+                Access(name, one) for name in names for one in candidates(self._state, name, None)
+            ]
+            mine = unlock(session, known)
+            for name in outdated(list_jobs(session, mine), self._retention, time.time()):
+                if time.monotonic() >= self._until_s:
+                    return
+                try:
+                    delete_ended(session, JobPaths(name))
+                except EdlError as error:
+                    logger.info("job %s stays for now: %s", name, error)
+
+
 @dataclass(frozen=True)
 class Display:
-    """The objects by which an agent shows its job to the user."""
-
     output: Output  # the agent enters it
     on_snapshot: Callable[[Snapshot], None] | None = None  # at each reading
 
 
-@dataclass(frozen=True)
-class Role:
-    """The part that a host takes in a job: it has created the job, or it has joined."""
-
-    greeting: str  # shown once the host is registered
-    requested_np: int = 0  # that the agent requests then
-    joined: bool = False  # the first signal makes the host leave instead of ending the job
-    # a signal ends the job, even with `joined`, if no worker is desired on other hosts
-    ends_job: bool = False
-    fresh: bool = False  # the job starts now: logs of an earlier job of its name are put aside
-    of_run: bool = False  # it joins one run of the job and no other (`edl agent`)
-
-
 def this_host(settings: Config, slots: int, zookeeper: str) -> Host:
-    """Return a new record of this host, with which the caller registers it with a job."""
     address = own_address(settings.address, settings.network_interface, zookeeper)
     return Host(settings.host, slots, address, os.getpid(), machine=machine_name())
 
@@ -80,17 +192,25 @@ def submitter_agent(
     or_join: bool = False,
     replaced_events: str = "",
 ) -> Agent:
-    """Build the agent of the host that has just created a job; `run()` starts it."""
-    _keep_events(replaced_events, config.state_dir(), job.name)
+    if replaced_events:  # of an earlier job of the same name
+        try:
+            logs = log_directory(config.state_dir(), job.name, fresh=False)
+            (logs / EVENTS).write_text(replaced_events)
+        except OSError as error:
+            logger.warning("the events of the last run of job %s are lost: %s", job.name, error)
     greeting = f"job {job.name} starts with {workers(job.spec.np)}"
-    role = Role(
+    return _agent(
+        store,
+        job,
+        here,
+        settings,
+        display,
         f"{greeting}; ZooKeeper is at {store.session.hosts}",
         requested_np=job.spec.np if or_join else 0,
         joined=or_join,
         ends_job=or_join,
         fresh=True,
     )
-    return _agent(store, job, here, settings, display, role)
 
 
 def joining_agent(
@@ -101,7 +221,6 @@ def joining_agent(
     np: int | None,
     ends_job: bool = False,
 ) -> Agent:
-    """Build the agent of a host that joins a job that is not over; `run()` starts it."""
     record = store.snapshot().job
     if record.state.over:
         raise UsageError(f"job {record.name} {record.state.phrase}; nothing can join it")
@@ -114,8 +233,17 @@ def joining_agent(
     greeting = _offer(here, record)
     if np is None:
         greeting += f"; use them with `edl scale {record.name} --np N`"
-    role = Role(greeting, requested_np=np or 0, joined=True, ends_job=ends_job)
-    return _agent(store, record, here, settings, display, role)
+    return _agent(
+        store,
+        record,
+        here,
+        settings,
+        display,
+        greeting,
+        requested_np=np or 0,
+        joined=True,
+        ends_job=ends_job,
+    )
 
 
 def agent_of_run(
@@ -132,12 +260,11 @@ def agent_of_run(
         raise RunEnded(why)
     here = _host_of(record, settings, slots, store.session.hosts)
     # The command is not checked here: a worker that cannot start leaves a log, and ends the run.
-    role = Role(f"{_offer(here, record)}, run {run}", joined=True, of_run=True)
-    return _agent(store, record, here, settings, display, role)
+    greeting = f"{_offer(here, record)}, run {run}"
+    return _agent(store, record, here, settings, display, greeting, joined=True, of_run=True)
 
 
 def _host_of(record: Job, settings: Config, slots: int | None, zookeeper: str) -> Host:
-    """Return the record of this host, which is to join a job, after a check that it can."""
     if record.driver:
         raise UsageError(
             f"job {record.name} was started by horovodrun, which places its workers; let its "
@@ -157,7 +284,6 @@ def _offer(here: Host, record: Job) -> str:
 def worker_environment(
     job: Job, hosts: str, here: Host, secret: str, interface: str, run: str = ""
 ) -> dict[str, str]:
-    """Return the environment of all workers on a host: this process's variables, and edl's."""
     return {
         **({"NCCL_SOCKET_IFNAME": interface} if interface else {}),
         # So setproctitle writes no title over what /proc/PID/environ shows: by that the next agent,
@@ -177,9 +303,18 @@ def worker_environment(
 
 
 def _agent(
-    store: JobStore, job: Job, here: Host, settings: Config, display: Display, role: Role
+    store: JobStore,
+    job: Job,
+    here: Host,
+    settings: Config,
+    display: Display,
+    greeting: str,  # shown once the host is registered
+    requested_np: int = 0,  # that the agent requests then
+    joined: bool = False,  # the first signal makes the host leave instead of ending the job
+    ends_job: bool = False,  # it ends the job all the same if no other host is to have workers
+    fresh: bool = False,  # the job starts now: logs of an earlier job of its name are put aside
+    of_run: bool = False,  # it joins one run of the job and no other (`edl agent`)
 ) -> Agent:
-    """Build an agent, store the job's secret on this host, and create the directory of the logs."""
     session = store.session
     assert session.access is not None
     secret = session.access.secret
@@ -207,20 +342,20 @@ def _agent(
         job,
         display.output,
         worker_environment(job, session.hosts, here, secret, settings.network_interface, run),
-        log_directory(state, job.name, role.fresh),
-        role.greeting,
+        log_directory(state, job.name, fresh),
+        greeting,
         AgentLimits(
             start_timeout_s=job.spec.settings.start_timeout_s,
             backoff_max_s=settings.backoff_max_s,
             frozen_s=settings.frozen_s,
             suspended_s=settings.suspended_s,
         ),
-        np=role.requested_np,
-        joined=role.joined,
-        ends_job=role.ends_job,
-        of_run=role.of_run,
+        np=requested_np,
+        joined=joined,
+        ends_job=ends_job,
+        of_run=of_run,
         on_snapshot=on_snapshot,
-        on_event=metrics.on_event,
+        on_event=metrics.counts.add,
         stack_signal=settings.stack_signal,
         meanwhile=_beside(collector, metrics),
         borrowed_file=Path(settings.borrowed_file).absolute() if settings.borrowed_file else None,
@@ -235,18 +370,8 @@ def _beside(collector: JobGarbageCollector, metrics: JobMetrics) -> Iterator[int
         yield port
 
 
-def _keep_events(events: str, state: Path, job: str) -> None:
-    """Write the events of an earlier job of the same name into `events.jsonl` beside its logs."""
-    if not events:
-        return
-    try:
-        (log_directory(state, job, fresh=False) / EVENTS).write_text(events)
-    except OSError as error:
-        logger.warning("the events of the last run of job %s are lost: %s", job, error)
-
-
 # ------------------------------------------------------------
-# Draw the status line that stays at the foot of an agent's terminal, as that of `edl run`.
+# The status line that stays at the foot of an agent's terminal.
 
 
 class LiveLine:
@@ -258,17 +383,14 @@ class LiveLine:
         self._snapshot: Snapshot | None = None
 
     def update(self, snapshot: Snapshot) -> None:
-        """Store `snapshot`, the newest copy of the job's records, which `render` shows."""
         self._snapshot = snapshot
 
     def render(self) -> Text:
-        """Return the status line, without a line break, for the records of the last `update`."""
         width = None if self._width is None else self._width()
         parts = job_line(self._job, self._snapshot, width)
         return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
 
 
 def agent_display(job: str, screen: Console, quiet: bool = False) -> Display:
-    """Return the display with which an agent shows a job on standard output."""
     line = LiveLine(job, lambda: screen.width)
     return Display(Output(screen, line.render, shows_workers=not quiet), line.update)

@@ -1,28 +1,14 @@
 """Decide when a job has ended, cannot begin or has no workers left, and what its launchers do then.
 
-A launcher is an agent or an `edl-worker`; both call :func:`decide_job_end` first, and
-:func:`decide_job_failure` if no rule before it applies. The rules, in order, are the same for
-both:
+An agent and an `edl-worker` call :func:`decide_job_end` first, and :func:`decide_job_failure` if no
+rule of theirs before it applies. The rules, in order:
 
-1. The job is over: its workers end by themselves within a time limit, and are ended after that. A
-   worker that is in no ring is ended at once, and so are all workers of a job that has FAILED.
-2. The job is stopping: the leader lets the ring end. Workers that are in no ring are ended at once,
-   all workers after ``leaderless_s`` without a leader, and otherwise the workers of the ring after
-   a time limit. When no worker is left the job is STOPPED. Of a job that is preempted
-   (:mod:`edl.job.membership`) every worker that runs at the end of its bound is killed.
-3. The last ring has ended: no worker is started any more, and when all have left the job is
-   STOPPED.
-4. A job that cannot begin has FAILED: a script ended with code 0 without `edl.init()`, a worker was
-   refused for a reason that holds for each start of the same command, every first start died, too
-   few workers registered within ``start_timeout_s``, or the hosts that have come within a time
-   limit have too few slots to begin (:mod:`edl.job.resize`).
-5. A job without any worker left has FAILED, or FINISHED if all workers exited with 0. Workers of
-   other launchers count as ended when there is proof of it, or after ``lost_s`` without a sign of
-   them. The job goes on if the workers were killed and there is a checkpoint: new workers continue
-   from it. It does not go on if the script itself ended with errors, or if all workers die again
-   without progress. If the workers were told to end while ZooKeeper was away, the agent that told
-   them records it when ZooKeeper is back; if that agent does not come for ``away_s`` after
-   ZooKeeper, the job is STOPPED.
+1. The job is over: its workers end by themselves within a time limit, and are ended after that.
+2. The job is stopping: the leader lets the ring end, workers in no ring are ended at once.
+3. The last ring has ended: no worker is started any more, and when all have left it is STOPPED.
+4. A job that cannot begin has FAILED.
+5. A job without any worker left has FAILED, or FINISHED if all exited with 0. It goes on if its
+   workers were killed and there is a checkpoint, unless they die again and again without progress.
 """
 
 from __future__ import annotations
@@ -34,7 +20,6 @@ from edl.host.process import STOPPED_EXIT, Process, exit_status, how, how_all, l
 from edl.host.restart import end_each, end_processes, is_terminating, why_to_end
 from edl.host.supervision import (
     EndProcess,
-    JobOutcome,
     SupervisorDecision,
     SupervisorLimits,
     SupervisorState,
@@ -42,7 +27,7 @@ from edl.host.supervision import (
     foreign,
 )
 from edl.job.placement import why_too_few
-from edl.job.run import HALTED_EXIT, halted
+from edl.job.run import HALTED_EXIT, JobEnd, halted
 from edl.job.snapshot import GONE, Snapshot
 from edl.records import Generation, Job, JobState, Stage
 from edl.text import workers
@@ -63,7 +48,7 @@ def decide_job_end(
     if generation is not None and not generation.members:
         reason = generation.reason
         if not snapshot.members:
-            return SupervisorDecision(reason, outcome=JobOutcome(JobState.STOPPED, reason))
+            return SupervisorDecision(reason, outcome=JobEnd(JobState.STOPPED, reason))
         to_end = why_to_end(snapshot, state, now)
         return SupervisorDecision(reason, endings=end_each(to_end, state.limits, now))
     return None
@@ -72,19 +57,17 @@ def decide_job_end(
 def decide_job_failure(
     snapshot: Snapshot, state: SupervisorState, now: float
 ) -> SupervisorDecision | None:
-    """Return the decision to record the end of a job that cannot go on; None if it can."""
     outcome = _cannot_begin(snapshot, state, now)
     # Too few hosts have come for the first ring in time, which is longer than `start_timeout_s`,
     # after which the leader starts with `min_np` or more.
     since, limit_s = state.too_few_since, state.limits.hosts_limit_s
     if outcome is None and since is not None and now - since >= limit_s:
-        outcome = JobOutcome(JobState.FAILED, why_too_few(snapshot, limit_s), 1)
+        outcome = JobEnd(JobState.FAILED, why_too_few(snapshot, limit_s), 1)
     outcome = outcome or _nobody_left(snapshot, state, now)
     return None if outcome is None else SupervisorDecision(outcome.reason, outcome=outcome)
 
 
 def result(job: Job, state: SupervisorState) -> int:
-    """Return the exit code of a launcher for `job`, which is over."""
     if job.state is JobState.FAILED:
         return job.exit_code
     # Each agent says whether the last step of a preempted job was saved.
@@ -100,13 +83,11 @@ def result(job: Job, state: SupervisorState) -> int:
 
 
 def failed_late(job: Job, state: SupervisorState) -> Process | None:
-    """Return the first-started process that failed after `job` had trained its last step."""
     late = (p for p in state.processes if p.failed_late(state.state_since, job.finished_in))
     return next(late, None) if job.state is JobState.FINISHED else None
 
 
 def _wind_down(snapshot: Snapshot, state: SupervisorState, now: float) -> SupervisorDecision:
-    """Return what a launcher does when the job is over: end its workers, then exit."""
     job, limits, living = snapshot.job, state.limits, state.living
     if not living:
         return SupervisorDecision(f"the job is over: {job.reason}", exit_code=result(job, state))
@@ -114,8 +95,8 @@ def _wind_down(snapshot: Snapshot, state: SupervisorState, now: float) -> Superv
     reason = f"job {job.name} {job.state.phrase}"
     if job.state is JobState.FAILED:
         return SupervisorDecision(reason, endings=end_processes(living, limits, now, reason))
-    if _bound_is_over(job, state, now):
-        return SupervisorDecision(reason, endings=_killed(living, job))
+    if kills := _bound_is_over(job, state, now):
+        return SupervisorDecision(reason, endings=kills)
     finished = job.state is JobState.FINISHED
     patience = limits.finish_s if finished else limits.stop_s
     evicted = snapshot.evicted  # what such a worker has trained is not the job's
@@ -129,13 +110,12 @@ def _wind_down(snapshot: Snapshot, state: SupervisorState, now: float) -> Superv
 
 
 def _stop(snapshot: Snapshot, state: SupervisorState, now: float) -> SupervisorDecision:
-    """Return what a launcher does while the job is stopping: end workers, or record STOPPED."""
     living, limits = state.living, state.limits
     reason = snapshot.job.reason or "the job is asked to stop"
     if not living and not foreign(snapshot, state):
         return SupervisorDecision(reason, outcome=stopped_outcome(snapshot, reason))
-    if _bound_is_over(snapshot.job, state, now):
-        return SupervisorDecision(reason, endings=_killed(living, snapshot.job))
+    if kills := _bound_is_over(snapshot.job, state, now):
+        return SupervisorDecision(reason, endings=kills)
     waited = now - state.state_since
     patience, quiet = limits.stop_limit_s(snapshot.job), now - max(state.stepped, state.state_since)
     preempted = bool(snapshot.job.end_within_s)
@@ -157,24 +137,20 @@ def _stop(snapshot: Snapshot, state: SupervisorState, now: float) -> SupervisorD
     return SupervisorDecision(reason, endings=end_processes(ending, limits, now, why))
 
 
-def stopped_outcome(snapshot: Snapshot, reason: str) -> JobOutcome:
-    """Return the outcome of a stopping job whose workers have all ended, because of `reason`."""
+def stopped_outcome(snapshot: Snapshot, reason: str) -> JobEnd:
     job = snapshot.job
     if not job.end_within_s:
-        return JobOutcome(JobState.STOPPED, reason)
-    end = halted(reason, snapshot.status.step, job.saved_step, job.checkpoint)
-    return JobOutcome(end.state, end.reason, end.exit_code)
+        return JobEnd(JobState.STOPPED, reason)
+    return halted(reason, snapshot.status.step, job.saved_step, job.checkpoint)
 
 
-def _bound_is_over(job: Job, state: SupervisorState, now: float) -> bool:
+def _bound_is_over(job: Job, state: SupervisorState, now: float) -> tuple[EndProcess, ...]:
+    """Return the orders to kill the workers of a preempted job whose bound is over; else none."""
     since = state.preempted_since
-    return since is not None and now - since >= job.end_within_s
-
-
-def _killed(living: Sequence[Process], job: Job) -> tuple[EndProcess, ...]:
-    """Return the orders to kill the processes `living`, because the bound of `job` is over."""
+    if since is None or now - since < job.end_within_s:
+        return ()
     why = f"the job is preempted, and its {job.end_within_s:g} s are over"
-    return tuple(EndProcess(process.attempt_id, True, why) for process in living)
+    return tuple(EndProcess(process.attempt_id, True, why) for process in state.living)
 
 
 def _stuck(
@@ -193,19 +169,16 @@ def _stuck(
     ]
 
 
-def _cannot_begin(snapshot: Snapshot, state: SupervisorState, now: float) -> JobOutcome | None:
-    """Return the outcome FAILED of a job that cannot get its first generation, else None."""
+def _cannot_begin(snapshot: Snapshot, state: SupervisorState, now: float) -> JobEnd | None:
     processes = state.processes
     if snapshot.generation is not None or not processes:
         return None
-    mute = [
-        p for p in processes if p.exit_code == 0 and p.worker is None and p.ending_since is None
-    ]
-    if mute:
-        return JobOutcome(JobState.FAILED, f"{state.script} ended without calling edl.init()", 1)
+    if any(p.exit_code == 0 and p.worker is None and p.ending_since is None for p in processes):
+        return JobEnd(JobState.FAILED, f"{state.script} ended without calling edl.init()", 1)
+    # For a reason that holds for each start of the same command.
     refused = [p for p in processes if p.exit_code == REFUSED_EXIT and p.worker is None]
     if refused:
-        return JobOutcome(JobState.FAILED, refused[0].termination_message, REFUSED_EXIT)
+        return JobEnd(JobState.FAILED, refused[0].termination_message, REFUSED_EXIT)
     failed = [p for p in processes if p.failed]
     first_died = not any(p.ready for p in processes) and all(
         p.failed or p.failures for p in processes
@@ -221,8 +194,26 @@ def _cannot_begin(snapshot: Snapshot, state: SupervisorState, now: float) -> Job
         who = f"all {len(processes)} workers" if several else "the only worker"
         who = who if several or snapshot.assigned.np == 1 else state.script
         reason = f"{who} {how_all(failed, several)} before joining the job; {last_words(died)}"
-        return JobOutcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
-    return _too_few_came_up(snapshot, state, now)
+        return JobEnd(JobState.FAILED, reason, exit_status(died.exit_code or 1))
+    # Too few workers, of any launcher, registered in time.
+    limit_s = state.limits.start_timeout_s
+    here = sum(p.alive and p.worker is not None for p in processes)
+    usable = here + len(foreign(snapshot, state))
+    late = [p for p in processes if p.started + limit_s <= now]
+    if snapshot.job.sizes.enough(usable) or not late:
+        return None
+    within = f"within {limit_s:g} s (EDL_START_TIMEOUT_S)"
+    if unregistered := ", ".join(p.name for p in late if p.alive and p.worker is None):
+        reason = f"{state.script} ({unregistered}) did not call edl.init() {within}"
+        return JobEnd(JobState.FAILED, reason, 1)
+    if not failed:
+        return None
+    died, code = failed[0], failed[0].exit_code or 1
+    reason = (
+        f"{usable} of at least {workers(snapshot.job.sizes.min_np)} came up {within}; {died.name} "
+        f"{how(code)}; {last_words(died)}"
+    )
+    return JobEnd(JobState.FAILED, reason, exit_status(code))
 
 
 def failing_slots(state: SupervisorState) -> dict[str, str]:
@@ -236,32 +227,7 @@ def failing_slots(state: SupervisorState) -> dict[str, str]:
     return {slot: reasons.get(slot, "") for slot, failing in found.items() if failing}
 
 
-def _too_few_came_up(snapshot: Snapshot, state: SupervisorState, now: float) -> JobOutcome | None:
-    """Return FAILED if too few workers, of any launcher, registered in time, else None."""
-    processes, limit_s = state.processes, state.limits.start_timeout_s
-    here = sum(p.alive and p.worker is not None for p in processes)
-    usable = here + len(foreign(snapshot, state))
-    late = [p for p in processes if p.started + limit_s <= now]
-    if snapshot.job.sizes.enough(usable) or not late:
-        return None
-    within = f"within {limit_s:g} s (EDL_START_TIMEOUT_S)"
-    unregistered = [p for p in late if p.alive and p.worker is None]
-    if unregistered:
-        names = ", ".join(p.name for p in unregistered)
-        reason = f"{state.script} ({names}) did not call edl.init() {within}"
-        return JobOutcome(JobState.FAILED, reason, 1)
-    died = next((p for p in processes if p.failed), None)
-    if died is None:
-        return None
-    code = died.exit_code or 1
-    reason = (
-        f"{usable} of at least {workers(snapshot.job.sizes.min_np)} came up {within}; {died.name} "
-        f"{how(code)}; {last_words(died)}"
-    )
-    return JobOutcome(JobState.FAILED, reason, exit_status(code))
-
-
-def _nobody_left(snapshot: Snapshot, state: SupervisorState, now: float) -> JobOutcome | None:
+def _nobody_left(snapshot: Snapshot, state: SupervisorState, now: float) -> JobEnd | None:
     """Return the outcome of a job whose workers have all ended; None if it may yet go on."""
     generation, mine = snapshot.generation, dead_ring(snapshot, state)
     if generation is None or not mine:
@@ -269,17 +235,28 @@ def _nobody_left(snapshot: Snapshot, state: SupervisorState, now: float) -> JobO
     if any(p.stopped for p in mine):
         # The agent that told them to end writes that, if ZooKeeper comes back.
         late = _dead_for(generation, state, now) >= state.limits.away_s
-        return JobOutcome(JobState.STOPPED, TOLD) if late else None
+        return JobEnd(JobState.STOPPED, TOLD) if late else None
     if not _others_are_dead(snapshot, generation, state, now):
         return None
     failed = [p for p in mine if p.failed] or [p for p in mine if p.exit_code]
     if not failed:
         settled = all(now - (p.exited or 0.0) >= state.limits.settle_s for p in mine)
-        all_well = JobOutcome(JobState.FINISHED, "all workers have exited with code 0")
+        all_well = JobEnd(JobState.FINISHED, "all workers have exited with code 0")
         return all_well if settled else None
-    unrecoverable = _why_unrecoverable(snapshot.job, state, failed, now)
-    if unrecoverable is None:
-        return None
+    # It may go on from a checkpoint, unless the script's own errors would come again.
+    unrecoverable = ""
+    if not all(map(_by_an_error, failed)):
+        saved, start_s = snapshot.job.saved_step, 2 * state.limits.start_timeout_s
+        same = [death for death in state.ring_deaths if death.saved_step == saved]
+        if saved < 0:
+            unrecoverable = "; there is no checkpoint to resume from (edl.checkpoint)"
+        elif len(same) > state.limits.restarts:
+            times = f", {len(same)} times without progress"
+            unrecoverable = f"{times} after the checkpoint of step {saved}"
+        elif same and now - same[-1].at > start_s:
+            unrecoverable = f", and no new ones began within {start_s:g} s"
+        else:
+            return None
     died = next(filter(_by_an_error, failed), failed[0])
     if len(generation.members) == 1:
         who = f"the last worker {how_all(failed, several=False)}"
@@ -288,11 +265,10 @@ def _nobody_left(snapshot: Snapshot, state: SupervisorState, now: float) -> JobO
     else:
         who = f"all workers died, {died.name} {how(died.exit_code or 1)}"
     reason = f"{who}{unrecoverable}; {last_words(died)}"
-    return JobOutcome(JobState.FAILED, reason, exit_status(died.exit_code or 1))
+    return JobEnd(JobState.FAILED, reason, exit_status(died.exit_code or 1))
 
 
 def ring_is_away(snapshot: Snapshot, state: SupervisorState, now: float) -> bool:
-    """Return whether no worker of the ring is in ZooKeeper, while some may still train."""
     # A worker that only lost its session opens another soon; till then none could send the state to
     # a new one.
     generation = snapshot.generation
@@ -322,23 +298,6 @@ def told_to_end(snapshot: Snapshot, state: SupervisorState) -> bool:
     # The job may still be *running* in ZooKeeper, which was away then. False again once the others
     # have repaired their ring without that worker.
     return any(p.stopped and p.worker in snapshot.state_owners for p in state.processes)
-
-
-def _why_unrecoverable(
-    job: Job, state: SupervisorState, failed: Sequence[Process], now: float
-) -> str | None:
-    """Return a clause why a job whose workers are all dead cannot go on; None if it can."""
-    if all(map(_by_an_error, failed)):
-        return ""  # the script's own errors would come again
-    if job.saved_step < 0:
-        return "; there is no checkpoint to resume from (edl.checkpoint)"
-    same = [death for death in state.ring_deaths if death.saved_step == job.saved_step]
-    if len(same) > state.limits.restarts:
-        return f", {len(same)} times without progress after the checkpoint of step {job.saved_step}"
-    limit = 2 * state.limits.start_timeout_s
-    if same and now - same[-1].at > limit:
-        return f", and no new ones began within {limit:g} s"
-    return None
 
 
 def _by_an_error(process: Process) -> bool:

@@ -1,7 +1,6 @@
-"""Read a worker's log file while the worker appends to it and, from time to time, begins a new one.
+"""Read a worker's log while the worker appends to it and, from time to time, begins a new one.
 
-The worker then renames the old file (:mod:`edl.job.pending_writes` is the writer) to the name that
-:func:`former` returns. :class:`LogReader` reads on in the new one.
+The worker (:mod:`edl.job.pending_writes`) then renames the old file to what :func:`former` returns.
 """
 
 from __future__ import annotations
@@ -13,42 +12,36 @@ from typing import BinaryIO
 from edl.host.process import FORMER_LOG
 
 TAIL_BYTES = 2000  # of a worker's output, which stay in the event of its end
-
 _MISSED = b"\nedl: what the worker has written here is gone: nobody read it in time\n"
 
 
 class LogReader:
-    """A reader of the log at `path` that goes on in the new file when the worker begins one."""
-
     def __init__(self, path: Path, from_now: bool = False) -> None:
         self._path = path
-        self._file = self._oldest() if not from_now else path.open("rb")
+        self._file: BinaryIO
         if from_now:
+            self._file = path.open("rb")
             self._file.seek(0, os.SEEK_END)
+            return
+        try:
+            self._file = former(path).open("rb")
+        except FileNotFoundError:
+            self._file = path.open("rb")
 
-    def read(self, most_bytes: int) -> bytes:
+    def read(self, max_bytes: int) -> bytes:
         """Return the next bytes of the log, without a wait; a line says if files were missed."""
-        new = self._has_new_file()  # asked first: what comes later is in the new one
-        if (found := self._file.read(most_bytes)) or not new:
-            return found
+        # Asked first: what comes later is in the new one.
+        new = self._path.exists() and not self._is_file(self._path)
+        if (content := self._file.read(max_bytes)) or not new:
+            return content
         missed = not self._is_file(former(self._path))
         self._file.close()
         self._file = self._path.open("rb")
-        found = self._file.read(most_bytes)
-        return _MISSED + found if missed else found
+        content = self._file.read(max_bytes)
+        return _MISSED + content if missed else content
 
     def close(self) -> None:
-        """Close the file that is being read; `read` must not be called afterwards."""
         self._file.close()
-
-    def _oldest(self) -> BinaryIO:
-        try:
-            return former(self._path).open("rb")
-        except FileNotFoundError:
-            return self._path.open("rb")
-
-    def _has_new_file(self) -> bool:
-        return self._path.exists() and not self._is_file(self._path)
 
     def _is_file(self, path: Path) -> bool:
         """Return whether `path` names the file that this reader has open; False if it is gone."""
@@ -59,35 +52,33 @@ class LogReader:
 
 
 def former(path: Path) -> Path:
-    """Return the path to which a worker renames its log `path` when it begins a new one."""
     return path.with_name(path.name + FORMER_LOG)
 
 
-def last_output(path: Path, most_bytes: int = TAIL_BYTES) -> str:
-    """Return the end of a worker's log as text: whole lines, at most `most_bytes` bytes of them."""
+def last_output(path: Path, max_bytes: int = TAIL_BYTES) -> str:
+    """Return the end of a worker's log as text: whole lines, at most `max_bytes` bytes of them."""
     content = b""
     for file in (path, former(path)):
-        lacking = most_bytes + 1 - len(content)
+        lacking = max_bytes + 1 - len(content)
         if lacking > 0:
             content = _end_of(file, lacking) + content
-    if len(content) > most_bytes:
+    if len(content) > max_bytes:
         whole = content.partition(b"\n")[2]
         content = whole or content[1:]
     return content.decode(errors="replace").rstrip("\n")
 
 
-def _end_of(path: Path, most_bytes: int) -> bytes:
-    """Return the last `most_bytes` bytes of a file; nothing if it cannot be read."""
+def _end_of(path: Path, max_bytes: int) -> bytes:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
-            return file.read(most_bytes)
+            file.seek(max(0, os.fstat(file.fileno()).st_size - max_bytes))
+            return file.read(max_bytes)
     except OSError:
         return b""
 
 
 # ------------------------------------------------------------
-# Find the logs of a job's workers in a directory, by the names of the workers.
+# The logs of a job, by worker.
 
 
 def named_logs(directory: Path) -> dict[str, Path]:

@@ -1,12 +1,10 @@
 """Show the output of an agent: its workers' lines, each with a prefix, and the agent's own lines.
 
-A worker writes to a log file, not to a pipe, so that it can go on when the agent has died. The
-agent reads the log files, and leaves out the errors and warnings of Horovod's C++ code, which come
-when a ring breaks. Only one thread writes lines (a thread of rich draws the progress bars on a
-terminal), and no other thread waits for it. So a terminal or pipe that nobody reads (``edl run |
-less``, Ctrl-S) delays no decision of the agent. While it is not read, the workers' lines wait in
-their files, and the newest 1,000 of the agent's own lines in memory. The main entry is
-:class:`Output`: its methods raise no error when the terminal or the pipe is closed.
+A worker writes to a log file, not to a pipe, so that it can go on when the agent has died. Only one
+thread writes lines, and no other waits for it: a terminal or pipe that nobody reads (``edl run |
+less``, Ctrl-S) delays no decision. Meanwhile workers' lines wait in their files, and the newest
+1,000 of the agent's own in memory. No method of :class:`Output` raises an error when the terminal
+or the pipe is closed.
 """
 
 from __future__ import annotations
@@ -37,12 +35,9 @@ from edl.host.termination_message import best, is_of_horovod
 
 # ------------------------------------------------------------
 # Write the output of a process that must live to a terminal, a pipe or a file that may fail.
-#
-# The one class is `OutputStream`.
 
 
 _READABLE_S = 1.0  # for the reader of a full pipe, before the next try
-
 _CLOSED = (errno.EPIPE, errno.EBADF)
 
 
@@ -66,15 +61,12 @@ class OutputStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # typeshed has it as a variable
-        """The encoding of the file. Characters that it does not have are written as "?"."""
         return self._encoding
 
     def isatty(self) -> bool:
-        """Return whether the file was a terminal when this object was made."""
         return self._is_terminal
 
     def fileno(self) -> int:
-        """Return the file descriptor."""
         if self._descriptor is None:
             raise io.UnsupportedOperation("fileno")
         return self._descriptor
@@ -100,7 +92,6 @@ class OutputStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Let a file without a descriptor show what it has; an error is ignored."""
         if self._descriptor is None and self._file is not None and not self._is_gone:
             try:
                 self._file.flush()
@@ -118,7 +109,9 @@ class OutputStream(io.TextIOBase):
             try:
                 written = os.write(self._descriptor, left)
             except BlockingIOError:  # another process has made the pipe or terminal non-blocking
-                _wait_for_reader(self._descriptor)
+                poll = select.poll()
+                poll.register(self._descriptor, select.POLLOUT)
+                poll.poll(_READABLE_S * 1000)
                 continue
             self._in_line = left[written - 1] != ord("\n")
             left = left[written:]
@@ -132,7 +125,6 @@ class OutputStream(io.TextIOBase):
 
 
 def _descriptor(file: IO[str] | None) -> int | None:
-    """Return the file descriptor of one of Python's own files; None if `file` has none."""
     # A notebook's file has the descriptor of its server's terminal: it is written as usual.
     if not isinstance(file, io.TextIOWrapper):
         return None
@@ -142,36 +134,26 @@ def _descriptor(file: IO[str] | None) -> int | None:
         return None
 
 
-def _wait_for_reader(descriptor: int) -> None:
-    """Wait until `descriptor` takes more bytes or its reader is gone, at most 1 s."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    poll.poll(_READABLE_S * 1000)
-
-
-# ------------------------------------------------------------
-# Split a worker's log into lines as a terminal would show them, a progress bar included.
-
-
 class LineBuffer:
     """A splitter of a log into lines; of a progress bar, it keeps the newest state only."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._rest = b""
         self._bar_shown = ("", time.monotonic())
 
     def add(self, content: bytes) -> list[str]:
         """Return the lines that `content`, the next part of the log, completes, in order."""
         *complete, rest = (self._rest + content).split(b"\n")
-        self._rest = _newest_state(rest)
-        if len(self._rest) > self._most_bytes:
+        # Of a progress bar, its newest state.
+        before, _, newest = rest.rstrip(b"\r").rpartition(b"\r")
+        self._rest = b"\r" + newest + rest[len(rest.rstrip(b"\r")) :] if before else rest
+        if len(self._rest) > self._max_bytes:
             complete.append(self._rest)
             self._rest = b""
         return [as_shown(line) for line in complete]
 
     def finish(self) -> list[str]:
-        """Return a list with the last line if it is not complete, and forget it."""
         rest, self._rest = self._rest, b""
         return [as_shown(rest)] if rest else []
 
@@ -181,7 +163,6 @@ class LineBuffer:
         return as_shown(self._rest) if b"\r" in self._rest.rstrip(b"\r") else ""
 
     def due_bar(self, period_s: float) -> list[str]:
-        """Return a list with the newest state of the progress bar, if it is due; else empty."""
         shown, at = self._bar_shown
         now, bar = time.monotonic(), self.bar
         if now - at < period_s or bar in ("", shown):
@@ -191,21 +172,10 @@ class LineBuffer:
 
 
 def as_shown(line: bytes) -> str:
-    """Return a line of a log as text, as a terminal would show it."""
     return line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]
 
 
-def _newest_state(line: bytes) -> bytes:
-    before, _, newest = line.rstrip(b"\r").rpartition(b"\r")
-    return b"\r" + newest + line[len(line.rstrip(b"\r")) :] if before else line
-
-
-# ------------------------------------------------------------
-# Keep the lines of a process that wait until somebody reads its output, within a bound.
-
-
 KEPT = 1000  # lines that wait, of which the newest are kept
-
 T = TypeVar("T")
 
 
@@ -227,7 +197,6 @@ class Backlog(Generic[T]):
             self._lines.append(line)
 
     def take(self) -> tuple[str, list[T]]:
-        """Remove and return all lines that wait, the oldest first."""
         with self._lock:
             dropped, lines = self._dropped, list(self._lines)
             self._dropped = 0
@@ -238,13 +207,10 @@ class Backlog(Generic[T]):
 
 
 # ------------------------------------------------------------
-# Copy the standard error of a child process unchanged to another file, and keep its last lines.
-#
-# The main entry is `Tee`.
+# Copy the standard error of a child unchanged to another file, and keep its last lines.
 
 
 _CHUNK_BYTES = 1 << 16
-
 _REST_S = 2.0  # for the last output of a child; a process that it started may hold the pipe open
 
 
@@ -259,7 +225,6 @@ class Tee:
         self._thread = threading.Thread(target=self._copy, name="edl-stderr", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that copies `source` to `target`; to be called once."""
         self._thread.start()
 
     def finish(self) -> str:
@@ -282,19 +247,12 @@ class Tee:
 
 
 _POLL_S = 0.05
-
 _LINE_BYTES = 1 << 16  # a longer line is shown in pieces
-
 _ROUND_BYTES = 1 << 22  # of one worker, before others and the notes have their turn
-
 _LAST_BYTES = 1 << 18  # of a worker's output that are looked at for why it ended
-
 _OF_EDL = "edl: "
-
 _SENTENCES_KEPT = 100  # edl's own lines of workers, of which another one says the same
-
 _END_S = 60.0  # at the end, for a reader that reads nothing
-
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green")
 
 
@@ -327,7 +285,6 @@ class _Tail:
             yield self.buffer.finish()
 
     def close(self) -> None:
-        """Close the log file; `lines` must not be called afterwards."""
         self._reader.close()
 
 
@@ -359,9 +316,8 @@ class Output:
         self._logging = _Logging(lambda line: self._put(_Note(line)))
 
     def __enter__(self) -> Self:
-        self._console.file = cast(
-            IO[str], self._out
-        )  # from now on, what rich draws raises no error
+        # From now on, what rich draws raises no error.
+        self._console.file = cast(IO[str], self._out)
         if self._render is not None and self._console.is_terminal:
             self._live = Live(
                 get_renderable=self._below,
@@ -390,12 +346,10 @@ class Output:
         self._console.file = self._file
 
     def follow(self, attempt_id: str, path: Path, slot: int, from_now: bool = False) -> None:
-        """Show the lines in the log of one start attempt of a worker, as the worker writes them."""
         with self._lock:
             self._tails[attempt_id] = _Tail(path, slot, from_now)
 
     def name(self, attempt_id: str, name: str) -> None:
-        """Show `[name]` in place of `[slot N]` before each further line of a worker."""
         with self._lock:
             if attempt_id in self._tails:
                 self._tails[attempt_id].prefix = f"[{name}]"
@@ -407,7 +361,13 @@ class Output:
             if tail is None:
                 return ""
             tail.ended = True
-        return best(_last_lines(tail.path))
+        try:
+            with tail.path.open("rb") as file:
+                file.seek(max(0, tail.path.stat().st_size - _LAST_BYTES))
+                lines = file.read(_LAST_BYTES).split(b"\n")[-KEPT_LINES:]
+        except OSError:  # the file was removed
+            return ""
+        return best(map(as_shown, lines))
 
     def note(self, text: str, sentence: str = "", shorter: str = "") -> None:
         """Show a line of the agent itself, after "edl: ", once the lines before it are shown."""
@@ -430,8 +390,10 @@ class Output:
         for attempt_id, tail in tails:
             ended = tail.ended or last
             try:
-                if self._shows_workers:
-                    self._show_news(tail, ended)
+                for lines in tail.lines(finish=ended) if self._shows_workers else ():
+                    self._show(tail, lines)
+                if self._shows_workers and not self._console.is_terminal:
+                    self._show(tail, tail.buffer.due_bar(self._bar_s))
             except OSError as error:  # of its disk, for example; the other logs are shown on
                 ended = True
                 notes.append(_Note(f"edl: {tail.prefix} its log cannot be read: {error}"))
@@ -442,21 +404,13 @@ class Output:
         if left_out:
             notes.insert(0, _Note(left_out))
         for note in notes:
-            self._say(note.shorter if note.sentence in self._sentences else note.text)
-
-    def _show_news(self, tail: _Tail, finish: bool) -> None:
-        """Show the lines that a worker has written since the last call, then its progress bar."""
-        for lines in tail.lines(finish=finish):
-            self._show(tail, lines)
-        if not self._console.is_terminal:
-            self._show(tail, tail.buffer.due_bar(self._bar_s))
+            self._print(note.shorter if note.sentence in self._sentences else note.text)
 
     def _put(self, note: _Note) -> None:
         self._notes.put(note)
         self._wake.set()
 
     def _below(self) -> Text:
-        """Return the text that stands below all lines on a terminal."""
         assert self._render is not None
         bars = [
             Text.assemble((tail.prefix, _colour(tail)), " ", Text.from_ansi(bar))
@@ -465,8 +419,8 @@ class Output:
         ]
         return Text("\n").join([*bars, self._render()])
 
-    def _show(self, tail: _Tail, found: list[str]) -> None:
-        lines = [line for line in found if not is_of_horovod(line) and self._is_news(line)]
+    def _show(self, tail: _Tail, lines: list[str]) -> None:
+        lines = [line for line in lines if not is_of_horovod(line) and self._is_news(line)]
         if not lines:
             return
         if not self._console.is_terminal:
@@ -488,7 +442,7 @@ class Output:
         self._sentences.append(line)
         return True
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self._console.is_terminal:
             text = Text(wrapped(line, self._console.width, len(_OF_EDL)), style="bold")
             self._console.print(text, soft_wrap=True)
@@ -506,7 +460,6 @@ class _Logging(logging.Handler):
         self._streams: list[logging.Handler] = []
 
     def take_over(self) -> None:
-        """Replace the stream handlers of the root logger by this handler."""
         root = logging.getLogger()
         self._streams = [one for one in root.handlers if type(one) is logging.StreamHandler]
         for one in self._streams:
@@ -516,28 +469,16 @@ class _Logging(logging.Handler):
             root.addHandler(self)
 
     def give_back(self) -> None:
-        """Remove this handler from the root logger, and restore those that it has replaced."""
         root = logging.getLogger()
         root.removeHandler(self)
         for one in self._streams:
             root.addHandler(one)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass one log record, formatted, to `put`, which shows it as a line of the agent."""
         try:
             self._put(self.format(record))
         except (TypeError, ValueError, KeyError):  # its arguments do not fit its text
             self.handleError(record)
-
-
-def _last_lines(path: Path) -> list[str]:
-    """Return the last lines of the log `path`, oldest first, as a terminal would show them."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LAST_BYTES))
-            return [as_shown(line) for line in file.read(_LAST_BYTES).split(b"\n")[-KEPT_LINES:]]
-    except OSError:  # the file was removed
-        return []
 
 
 def _colour(tail: _Tail) -> str:
@@ -545,7 +486,6 @@ def _colour(tail: _Tail) -> str:
 
 
 def wrapped(line: str, width: int, indent: int) -> str:
-    """Return `line` broken at words to `width` columns, with all lines but the first indented."""
     return textwrap.fill(
         line,
         max(width, indent + 20),
@@ -556,14 +496,11 @@ def wrapped(line: str, width: int, indent: int) -> str:
 
 
 # ------------------------------------------------------------
-# Write lines to standard output or error from a thread, so that nobody waits for their reader.
-#
-# A terminal or pipe may not be read for hours (Ctrl-S, a stopped `tee`). The one class is
-# `LineOutput`. The agent of a job, which also shows the output of workers, has `Output` for that.
+# Write lines from a thread, so that nobody waits for their reader: a terminal or pipe may not be
+# read for hours (Ctrl-S, a stopped `tee`). `Output` also shows the lines of workers.
 
 
 _LINE_S = 0.5  # for a line to be written, while none waits before it
-
 _LINES_END_S = 2.0  # at the end of the process, for a reader that reads nothing
 
 
@@ -577,7 +514,6 @@ class LineOutput:
         self._changed = threading.Condition()  # its lock may be taken again by a signal's handler
 
     def start(self) -> None:
-        """Start the thread that writes."""
         threading.Thread(target=self._work, name="edl-lines", daemon=True).start()
         atexit.register(self.end)
 
@@ -594,7 +530,6 @@ class LineOutput:
         """Do nothing, for lines are not held back; a logging handler calls it."""
 
     def end(self) -> None:
-        """Wait until all lines are written, but at most 2 s."""
         with self._changed:
             self._changed.wait_for(self._is_done, _LINES_END_S)
 

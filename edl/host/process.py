@@ -1,21 +1,10 @@
 """Hold the record of one start of one worker process, with how it ended and why.
 
-Each end is logged once, as an event. An end is a *failure* if the process ended with an error, or
-without ever joining, by itself. It is no failure if the launcher ended the process, or if the
-process obeyed the leader that evicted it. If the leader evicts a worker because it has proof that
-the process is gone, the launcher lets the process end by itself, and the end is judged by the exit
-code.
-
-A failure before the worker has trained a step, or soon after its first step, is a failure without
-progress: within 5 seconds if it was killed, else within 60 (:data:`QUICKLY_KILLED_S`,
-:data:`QUICK_S`). More than ``max_restarts`` of these in a row disable the slot; otherwise a script
-that fails in its third step, or takes more memory than there is, would be started forever. A later
-failure sets the count to 0. If the worker has trained no step, the slot pauses before its next
-start, 1, 2, 4, ... seconds with each failure in a row; else it does not pause. A registered worker
-that was refused disables its slot at once.
-
-The entry points are :class:`Process`, :func:`seen` for the facts in ZooKeeper, and
-:func:`script_ended` and :func:`exited` for an end.
+An end is a *failure* if the process ended with an error, or without ever joining, by itself; not if
+its launcher ended it, or it obeyed the leader that evicted it. A failure before the first step, or
+within :data:`QUICKLY_KILLED_S` (killed) or :data:`QUICK_S` of it, makes no progress; more than
+``max_restarts`` of these in a row disable the slot, or a script that fails in its third step would
+be started forever.
 """
 
 from __future__ import annotations
@@ -42,15 +31,13 @@ from edl.errors import (
 )
 from edl.event_text import LAST_WORDS
 from edl.job.run import HALTED_EXIT, UNSAVED_EXIT
-from edl.job.snapshot import GONE, Snapshot
+from edl.job.snapshot import GONE, Snapshot, since
 from edl.record import Record
-from edl.records import Generation, Job, JobState, Stage
+from edl.records import Job, JobState, Stage
 
 # ------------------------------------------------------------
-# Translate the exit code of a worker process for a shell, for a sentence, and from a wrapper.
-#
-# The exit code of a process is -n if signal n killed it, else 0 to 255. A shell shows 128 + n for a
-# kill by signal n, and ends with that itself if its last command was killed.
+# Exit codes: -n if signal n killed a process, else 0 to 255. A shell shows 128 + n for a kill by
+# signal n, and ends with that itself if its last command was killed.
 
 
 UNKNOWN_EXIT = -1000  # it ended, and only its parent could have learned how: it is gone, or did
@@ -69,20 +56,12 @@ _DEADLY = (
 
 
 def exit_status(code: int) -> int:
-    """Return the exit status, 0 to 255, that a shell shows for the exit `code` of a process."""
     if code == UNKNOWN_EXIT:
         return 1
     return 128 - code if code < 0 else code
 
 
-def killed_in_wrapper(code: int) -> int:
-    """Return -n for 128 + n, the code of a wrapper (a shell script) with a command killed by n."""
-    # Not for a script that has reported its end: it has chosen the code.
-    return 128 - code if code - 128 in _DEADLY else code
-
-
 def how(code: int) -> str:
-    """Return an exit code in words, such as "was killed by SIGKILL" for -9."""
     if code == UNKNOWN_EXIT:
         return "ended (an earlier agent had started it, or others reaped it: how is not known)"
     if code < 0:
@@ -94,18 +73,10 @@ def how(code: int) -> str:
 
 
 # ------------------------------------------------------------
-# Define the ends of an agent, the exit code of each, and the line that `--json` prints at its end.
-#
-# The ends are those of `AgentEnd`, their codes are in `EXIT_CODES`, and `AgentResult` is the line.
-#
-# The code of `edl agent` tells an engine or a supervisor what became of the agent, without a
-# question to ZooKeeper. The codes from 90 to 97 are those that shells (126 to 165), `sysexits.h`
-# (64 to 78) and systemd (200 to 243) leave free. A script may still end with one of them, so that
-# its failed job has the same code: the line of `--json` tells the two apart.
-#
-# `edl run` and `edl join` end with the code of the job (`result`), or `edl run` with that of a host
-# that was drained (`run_exit_code`). They, and all other commands, have the codes for a job that
-# does not exist and for a host that has an agent already.
+# The ends of an agent. Its exit code tells a supervisor what became of it, without a question to
+# ZooKeeper. 90 to 97 are free of shells (126 to 165), `sysexits.h` (64 to 78) and systemd (200 to
+# 243). A script may still end with one of them, so that its failed job has the same code: the line
+# of `--json` tells the two apart. `edl run` and `edl join` end with the code of the job.
 
 
 INTERRUPTED = 130  # of a command that Ctrl-C ended before it had done anything
@@ -185,14 +156,12 @@ class AgentResult(Record):
 
 
 def end_of_job(job: Job) -> AgentEnd:
-    """Return the end of an agent whose job is over, as its state says."""
     if job.state is JobState.STOPPED and job.end_within_s:
         return AgentEnd.UNSAVED if job.exit_code == UNSAVED_EXIT else AgentEnd.HALTED
     return AgentEnd(job.state.value)
 
 
 def end_of_error(error: EdlError) -> AgentEnd:
-    """Return the end of an agent, or of another command, that the error `error` has ended."""
     # It is an UnknownJob, but the job exists; only its secret is not known here.
     if isinstance(error, AccessDenied):
         return AgentEnd.REFUSED
@@ -221,22 +190,14 @@ def run_exit_code(end: AgentEnd, of_job: int) -> int:
 
 
 # ------------------------------------------------------------
-# Split a command line that runs Python into its parts, as the interpreter itself does.
-#
-# The entry point is `parse_command`. Nothing is run, and no file is read.
-#
-# A launcher has to know what the interpreter would run: to check that a script exists, and to run
-# it in a process that is forked from a template (`template`).
+# Split a command line of Python as the interpreter does, without running or reading anything: to
+# check that a script exists, and to run it in a process forked from a template (`template`).
 
 
 TRANSPARENT = "edl.transparent"  # the module that runs an unchanged Horovod script
-
 _PYTHON = re.compile(r"python[0-9.]*")
-
 _WITH_VALUE = "WX"  # options of one letter whose value follows, in the same word or the next
-
 _LONG_WITH_VALUE = ("--check-hash-based-pycs",)
-
 _SHORT_OTHER = "hViqx?"  # print something and end, or go on at a prompt, or skip a line
 
 
@@ -251,8 +212,6 @@ class Main(StrEnum):
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """A command line of Python, split into options, code and arguments by `parse_command`."""
-
     program: str  # the interpreter, as it is written
     options: tuple[str, ...]  # of the interpreter
     main: Main
@@ -261,7 +220,6 @@ class PythonCommand:
 
 
 def is_python(program: str) -> bool:
-    """Return whether the last part of the path `program` is "python" with or without a version."""
     return _PYTHON.fullmatch(program.rpartition("/")[2]) is not None
 
 
@@ -283,7 +241,12 @@ def parse_command(command: Sequence[str]) -> PythonCommand | None:
                 return _other(program, words)
             at += 2
             continue
-        letter, value = _first_that_matters(word)
+        # The first letter that takes a value or ends the options, and the rest of its word.
+        letter, value = "", ""
+        for index, letter_ in enumerate(word[1:], 2):
+            if letter_ in f"cm{_WITH_VALUE}{_SHORT_OTHER}":
+                letter, value = letter_, word[index:]
+                break
         if letter and letter in "cm":
             target = [value] if value else words[at + 1 : at + 2]
             rest = words[at + (1 if value else 2) :]
@@ -302,7 +265,6 @@ def parse_command(command: Sequence[str]) -> PythonCommand | None:
 
 
 def transparent(command: Sequence[str]) -> tuple[str, ...] | None:
-    """Return `command` with its script run through edl.transparent; None: no Python code."""
     python = parse_command(command)
     if python is None or python.main is Main.OTHER:
         return None
@@ -313,7 +275,6 @@ def transparent(command: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def python_script(command: Sequence[str]) -> str | None:
-    """Return the path of the script that a command line `python [options] script ...` runs."""
     python = parse_command(command)
     if python is not None and python.main is Main.MODULE and python.target == TRANSPARENT:
         python = parse_command((python.program, *python.arguments))
@@ -321,17 +282,8 @@ def python_script(command: Sequence[str]) -> str | None:
 
 
 def title(command: Sequence[str]) -> str:
-    """Return a short name: the file name of the command's Python script, else of its program."""
     path = python_script(command) or command[0]
     return next((part for part in reversed(path.split("/")) if part not in ("", ".")), "")
-
-
-def _first_that_matters(word: str) -> tuple[str, str]:
-    """Return the first letter of an option word that takes a value or ends the options."""
-    for index, letter in enumerate(word[1:], 2):
-        if letter in f"cm{_WITH_VALUE}{_SHORT_OTHER}":
-            return letter, word[index:]
-    return "", ""
 
 
 def _other(program: str, words: Sequence[str]) -> PythonCommand:
@@ -339,29 +291,19 @@ def _other(program: str, words: Sequence[str]) -> PythonCommand:
 
 
 STOPPED_EXIT = 128 + signal.SIGTERM  # of `edl run`, whose job others have stopped
-
 UNSTARTED_EXIT = 126  # a shell's exit status for a command that it could not start
-
 _NO_PROGRAM = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
-
 FORMER_LOG = ".1"  # the end of the name of the file that was a worker's log before this one
-
 LAST_LINE = "; its last line: "  # in the sentence that says how a process has failed
 # The name of a process whose script has ended, before ":" and its exit code: first while exit
 # handlers of libraries may still run, then when only the interpreter is left. Linux keeps 15
 # characters of a name. STOPPED has the names in place of these when the job was told to end.
 EXITING = "edl-exiting"
-
 ENDED = "edl-ended"
-
 STOPPED = {EXITING: "edl-stops", ENDED: "edl-stopped"}
-
 BACKOFF_MAX_S = 30.0
-
 QUICK_S = 60.0  # an error of the script's own this soon after its first step may come each time
-
 QUICKLY_KILLED_S = 5.0  # the same for a kill from outside, which may be that of the memory's limit
-
 _ENDS_BADLY = (JobState.RUNNING, JobState.FAILED)
 
 
@@ -400,12 +342,10 @@ class Process:
 
     @property
     def used_device(self) -> int:
-        """The number of the device that the process uses: the given one, else that of the slot."""
         return self.slot if self.device is None else self.device
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
         return self.exit_code is None
 
     @property
@@ -423,7 +363,6 @@ class Process:
 
     @property
     def refused(self) -> bool:
-        """Whether the process ended because its registered worker can never join the job."""
         return self.exit_code == REFUSED_EXIT and self.worker is not None
 
     @property
@@ -467,7 +406,6 @@ class Process:
 
     @property
     def name(self) -> str:
-        """The name of the worker, such as "w3", or "slot 1" before the worker has registered."""
         return f"slot {self.slot}" if self.worker is None else f"w{self.worker}"
 
     @property
@@ -501,13 +439,11 @@ class Process:
         """Return a sentence about the end, on `host`, of this process, which must have ended."""
         assert self.exit_code is not None
         what = f"{self.name} on {host} {how(self.exit_code)}"
+        last = f"{LAST_LINE}{self.termination_message}" if self.termination_message else ""
         if self.failed:
             what += " without calling edl.init()" if self.exit_code == 0 else ""
-            return what + (
-                f"{LAST_LINE}{self.termination_message}" if self.termination_message else ""
-            )
+            return f"{what}{last}"
         if self.deserted and not self.seated:
-            last = f"{LAST_LINE}{self.termination_message}" if self.termination_message else ""
             return f"{what} before it had joined the job{last}"
         if self.deserted:
             return (
@@ -524,7 +460,6 @@ class Process:
 
 
 def unstarted(process: Process, command: Sequence[str], error: OSError) -> Process:
-    """Return `process` as one that the system could not start: a failure with code 126 or 127."""
     # The host lacks memory, processes or disk space: its slot is tried again, the others train on.
     line = f"cannot start {' '.join(command)}: {error.strerror or error}"
     code = NO_PROGRAM_EXIT if error.errno in _NO_PROGRAM else UNSTARTED_EXIT
@@ -541,7 +476,6 @@ class ScriptEnd:
 
     @classmethod
     def read(cls, name: str) -> ScriptEnd | None:
-        """Return the end that a process's `name` reports, such as "edl-ended:1" for exit code 1."""
         word, _, code = name.partition(":")
         stopped = word in STOPPED.values()
         said = (stopped or word in STOPPED) and code.isdigit()
@@ -549,7 +483,6 @@ class ScriptEnd:
 
 
 def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
-    """Return a copy of `process` with the end of its script, as the process has reported it."""
     ended = process.ended if process.ended is not None else now
     handled = process.handled if process.handled is not None or not said.handled else now
     stopped = process.stopped or said.stopped
@@ -559,98 +492,56 @@ def script_ended(process: Process, said: ScriptEnd, now: float) -> Process:
 def exited(
     process: Process, code: int, now: float, last_line: str, trained_s: float | None = None
 ) -> Process:
-    """Return a copy of `process` that has ended with the exit code `code`."""
-    lingered = (
-        process.ended is not None and process.ending_since is not None and not process._asked_before
-    )
+    asked = process.ended is not None and process.ending_since is not None
+    lingered = asked and not process._asked_before
     # The exit handlers did not end: what the script reported counts.
     if code == -signal.SIGKILL and lingered:
         code = process.ended_code
-    # Without a report it may be a shell script whose command was killed.
-    code = killed_in_wrapper(code) if process.ended is None else code
+    # 128 + n without a report may be a shell script's whose command was killed by n.
+    elif process.ended is None and code - 128 in _DEADLY:
+        code = 128 - code
     return replace(
         process, exit_code=code, exited=now, termination_message=last_line, trained_s=trained_s
     )
 
 
-@dataclass(frozen=True)
-class _WorkerRecord:
-    """The facts about the worker that a process runs, from the job's records in ZooKeeper."""
-
-    worker: int | None  # None: it has never registered
-    has_session: bool  # its record exists, which vanishes with its session
-    stage: Stage | None
-    has_entered: bool  # a generation, by that record
-    generation: int  # the newest if the worker is a member of it; else 0
-    evicted: str  # why; empty: it was not
-
-    @classmethod
-    def find(cls, process: Process, snapshot: Snapshot) -> _WorkerRecord:
-        """Return what the records in `snapshot` say about the worker that `process` runs."""
-        member = next((m for m in snapshot.members if m.attempt_id == process.attempt_id), None)
-        worker = process.worker if member is None else member.id
-        newest = snapshot.generation
-        is_member = newest is not None and worker in newest.worker_ids
-        return cls(
-            worker=worker,
-            has_session=member is not None,
-            stage=None if member is None else member.stage,
-            has_entered=member is not None and member.generation > 0,
-            generation=newest.number if newest is not None and is_member else 0,
-            evicted="" if worker is None else snapshot.evicted.get(worker, ""),
-        )
-
-    @property
-    def is_past_preparing(self) -> bool:
-        """Whether the worker has a session in ZooKeeper, and is in stage `READY` or later."""
-        return self.stage not in (None, Stage.PREPARING)
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the leader has evicted the worker on proof that the process is gone."""
-        return self.evicted.startswith(GONE)
-
-
 def seen(process: Process, snapshot: Snapshot, now: float) -> Process:
-    """Return a copy of `process` with what the job's records in ZooKeeper say about its worker."""
-    record = _WorkerRecord.find(process, snapshot)
-    in_ring = record.generation > 0
-    seated = process.seated or in_ring or record.has_entered
+    newest = snapshot.generation
+    # The worker's record vanishes with its session.
+    member = next((m for m in snapshot.members if m.attempt_id == process.attempt_id), None)
+    worker, stage = (process.worker, None) if member is None else (member.id, member.stage)
+    in_ring = newest is not None and worker in newest.worker_ids
+    seated = process.seated or in_ring or (member is not None and member.generation > 0)
     # The proof that a process is gone explains no end: the process may be on its way out, and
     # ends with its own exit code.
-    leaving = not record.is_gone and _leaves(
-        process, record.stage, snapshot.generation, seated and not in_ring, record.evicted
-    )
-    lacks_session = record.worker is not None and not record.has_session and process.alive
+    evicted = "" if worker is None else snapshot.evicted.get(worker, "")
+    is_gone = evicted.startswith(GONE)
+    # It is to end because it left, finished, or was taken out of the ring.
+    leaving = stage in (Stage.LEAVING, Stage.FINISHED)
+    if not leaving and newest is not None and seated and not in_ring and stage is not Stage.READY:
+        # One that is no member after a repair was not taken out: it ended as the ring broke.
+        known = process.worker is not None and newest.knows(process.worker)
+        leaving = process.departing is not None or known or bool(evicted)
+    leaving = leaving and not is_gone
+    lacks_session = worker is not None and member is None and process.alive
+    # Only its parent could tell how it has ended; if it was to end, it ended well.
+    code, in_order = process.exit_code, leaving or snapshot.job.state not in _ENDS_BADLY
     return replace(
         process,
-        exit_code=_exit_code(process, snapshot, leaving),
-        deserted=process.deserted or _deserted(process, record.worker, snapshot, leaving),
-        worker=record.worker,
+        exit_code=0 if code == UNKNOWN_EXIT and in_order else code,
+        deserted=process.deserted or _deserted(process, worker, snapshot, leaving),
+        worker=worker,
         seated=seated,
-        generation=record.generation or process.generation,
-        ready=process.ready or seated or record.is_past_preparing,
-        departing=_since(process.departing, leaving, now),
-        no_session_since=_since(process.no_session_since, lacks_session, now),
-        evicted="" if record.is_gone else record.evicted or process.evicted,
-        exited_at=_since(process.exited_at, record.is_gone, now),
+        generation=newest.number if newest is not None and in_ring else process.generation,
+        ready=process.ready or seated or stage not in (None, Stage.PREPARING),
+        departing=since(process.departing, leaving, now),
+        no_session_since=since(process.no_session_since, lacks_session, now),
+        evicted="" if is_gone else evicted or process.evicted,
+        exited_at=since(process.exited_at, is_gone, now),
     )
-
-
-def _since(known: float | None, holds: bool, now: float) -> float | None:
-    """Return since when a condition holds, which did since `known`; None if it does not."""
-    if not holds:
-        return None
-    return now if known is None else known
-
-
-def _exit_code(process: Process, snapshot: Snapshot, leaving: bool) -> int | None:
-    in_order = leaving or snapshot.job.state not in _ENDS_BADLY
-    return 0 if process.exit_code == UNKNOWN_EXIT and in_order else process.exit_code
 
 
 def _deserted(process: Process, worker: int | None, snapshot: Snapshot, leaving: bool) -> bool:
-    """Return whether a process has exited with code 0, by itself, although it was not to end."""
     # It left a ring, which the others have repaired since, or before it was ready for its first.
     generation = snapshot.generation
     if process.exit_code != 0 or leaving or process.ending_since is not None or worker is None:
@@ -664,39 +555,17 @@ def _deserted(process: Process, worker: int | None, snapshot: Snapshot, leaving:
     return generation.number > process.generation > 0 and worker not in generation.worker_ids
 
 
-def _leaves(
-    process: Process,
-    stage: Stage | None,
-    generation: Generation | None,
-    without_seat: bool,
-    evicted: str,
-) -> bool:
-    """Return whether a worker is to end because it left, finished, or was taken out of the ring."""
-    if stage in (Stage.LEAVING, Stage.FINISHED):
-        return True
-    if generation is None or not without_seat or stage is Stage.READY:
-        return False
-    # A worker that is no member after a repair was not taken out: it ended as the ring broke.
-    by_switch = process.departing is not None or (
-        process.worker is not None and generation.knows(process.worker)
-    )
-    return by_switch or bool(evicted)
-
-
 def how_all(processes: Sequence[Process], several: bool) -> str:
-    """Return how `processes` ended, as a predicate with each different exit code named once."""
     codes = sorted({p.exit_code or 0 for p in processes})
     text = " or ".join(how(code) for code in codes)
     return text.replace("was killed", "were killed") if several else text
 
 
 def last_words(process: Process) -> str:
-    """Return a clause: "the last line of w3: LINE", or "w3 wrote nothing"."""
     if not process.termination_message:
         return f"{process.name} wrote nothing"
     return f"{LAST_WORDS.removeprefix('; ')}{process.name}: {process.termination_message}"
 
 
 def backoff_s(failures: int, longest_s: float = BACKOFF_MAX_S) -> float:
-    """Return for how long a slot waits before its next start: 1, 2, 4, ... up to a limit."""
     return 0.0 if failures < 1 else min(longest_s, 2.0 ** (min(failures, 10) - 1))

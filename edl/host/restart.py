@@ -1,36 +1,27 @@
 """Decide what a launcher does with each of its worker processes while the job goes on.
 
-A launcher is an agent or an `edl-worker`. :func:`why_to_end` and :func:`with_terminating` decide
-which processes are ended, :func:`starts` and :func:`disable_slot` what follows an end. The rules:
-
-1. A process is ended if the leader has evicted its worker. It is also ended if its worker never was
-   in a ring and left ZooKeeper long ago: the worker is frozen and no leader knows of it. And it is
-   ended if its worker is in the ring but has left ZooKeeper and does not answer on its own host
-   while the other workers could go on: the worker is frozen, and their leader may be a newcomer
-   that cannot tell this from a broken network. A process that is suspended (SIGSTOP) is killed when
-   another worker of its ring, which answers, waits for it. A process whose script has ended, or
-   that the leader knows is gone, is left to end by itself, and killed if it has not ended after a
-   time limit.
-2. A slot whose worker has ended is started again, with a back-off that grows with its failures. A
-   slot that fails too often is disabled; if the job needs that slot, the job has FAILED.
+It ends those that cannot stay (:func:`why_to_end`), and starts a slot whose worker has ended again,
+with a back-off that grows with its failures. A slot that fails too often is disabled; if the job
+needs that slot, the job has FAILED.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from edl.host.process import Process, exit_status, how, last_words
 from edl.host.supervision import (
     DisableSlot,
     EndProcess,
-    JobOutcome,
     Start,
     SupervisorDecision,
     SupervisorLimits,
     SupervisorState,
 )
 from edl.job.placement import Placement
+from edl.job.run import JobEnd
 from edl.job.snapshot import Snapshot
 from edl.records import JobState, RingMember
 from edl.text import verb, workers
@@ -42,7 +33,15 @@ def with_terminating(
     decision: SupervisorDecision, snapshot: Snapshot, state: SupervisorState, now: float
 ) -> SupervisorDecision:
     """Return `decision` with orders to kill the processes that should have ended by now."""
-    overdue = _overdue(snapshot, state)
+    # Workers in borrowed slots that are due to be given back. One in the ring may be the last with
+    # the job's state: the leader decides.
+    ring = {member.id for member in snapshot.ring}
+    overdue = tuple(
+        EndProcess(p.attempt_id, True, "its slot was to be given back by now")
+        for p in state.living
+        if state.overdue
+        and (p.worker in snapshot.evicted or (p.departing is not None and p.worker not in ring))
+    )
     killed = {ending.attempt_id for ending in overdue}
     endings = tuple(one for one in decision.endings if one.attempt_id not in killed) + overdue
     named = {ending.attempt_id for ending in endings}
@@ -58,7 +57,6 @@ def with_terminating(
 
 
 def is_terminating(process: Process) -> bool:
-    """Return whether `process` is about to end by itself, so that it needs no SIGTERM."""
     return process.ended is not None or process.exited_at is not None
 
 
@@ -78,12 +76,8 @@ def end_processes(
 def end_each(
     reasons: Mapping[Process, str], limits: SupervisorLimits, now: float
 ) -> tuple[EndProcess, ...]:
-    """Return the orders that end processes, each for its own reason."""
-    return tuple(
-        one
-        for process, why in reasons.items()
-        for one in end_processes([process], limits, now, why)
-    )
+    each = (end_processes([process], limits, now, cause) for process, cause in reasons.items())
+    return tuple(chain.from_iterable(each))
 
 
 def _ending_of(
@@ -93,18 +87,19 @@ def _ending_of(
     if process.ended is not None:
         # It ends by itself: SIGTERM would hide how. SIGKILL after the limit of its exit handlers,
         # or its own.
-        why = why_killed(process, limits)
-        handled = process.handled
-        late = (
-            now - process.ended >= limits.exit_timeout_s
-            if handled is None
-            else now - handled >= limits.exit_s
-        )
-        return EndProcess(process.attempt_id, True, why) if late else None
+        cause = f"its script has ended (with code {process.ended_code}), and "
+        if process.handled is None:
+            late = now - process.ended >= limits.exit_timeout_s
+            cause += "the exit handlers (atexit) that other libraries have registered did not end "
+            cause += f"within {limits.exit_timeout_s:g} s (EDL_EXIT_TIMEOUT_S)"
+        else:
+            late = now - process.handled >= limits.exit_s
+            cause += f"the process has not within {limits.exit_s:g} s"
+        return EndProcess(process.attempt_id, True, cause) if late else None
     if process.exited_at is not None:
-        why = f"its port is closed, and the process has not ended within {limits.gone_s:g} s"
+        cause = f"its port is closed, and the process has not ended within {limits.gone_s:g} s"
         late = now - process.exited_at >= limits.gone_s
-        return EndProcess(process.attempt_id, True, why) if late else None
+        return EndProcess(process.attempt_id, True, cause) if late else None
     if process.ending_since is None:
         return EndProcess(process.attempt_id, _is_suspended(process, limits, now), reason)
     if now - process.ending_since >= patience_s:
@@ -112,18 +107,7 @@ def _ending_of(
     return None
 
 
-def why_killed(process: Process, limits: SupervisorLimits) -> str:
-    """Return a clause that says why `process`, whose script has ended, is killed."""
-    said = f"its script has ended (with code {process.ended_code}), and"
-    if process.handled is None:
-        handlers = "the exit handlers (atexit) that other libraries have registered"
-        limit = f"{limits.exit_timeout_s:g} s (EDL_EXIT_TIMEOUT_S)"
-        return f"{said} {handlers} did not end within {limit}"
-    return f"{said} the process has not within {limits.exit_s:g} s"
-
-
 def why_to_end(snapshot: Snapshot, state: SupervisorState, now: float) -> dict[Process, str]:
-    """Return the running processes that cannot stay in the job, with the reason for each."""
     limits, evicted = state.limits, snapshot.evicted
     reasons = {
         p: evicted[p.worker] for p in state.living if p.worker is not None and p.worker in evicted
@@ -141,7 +125,6 @@ def why_to_end(snapshot: Snapshot, state: SupervisorState, now: float) -> dict[P
 
 
 def suspended(snapshot: Snapshot, state: SupervisorState, now: float) -> tuple[Process, ...]:
-    """Return the processes of ring workers that are suspended for `suspended_s` or longer."""
     members = _members(snapshot)
     return tuple(
         p
@@ -159,8 +142,7 @@ def _is_suspended(process: Process, limits: SupervisorLimits, now: float) -> boo
 
 
 def _members(snapshot: Snapshot) -> dict[int, RingMember]:
-    newest = snapshot.generation.members if snapshot.generation is not None else ()
-    return {member.id: member for member in (*snapshot.ring, *newest)}
+    return {member.id: member for member in (*snapshot.ring, *snapshot.newest_members)}
 
 
 def waiting_members(
@@ -182,21 +164,10 @@ def _is_frozen(process: Process, snapshot: Snapshot, limits: SupervisorLimits, n
         or process.departing is not None
     ):
         return False
+    # Their leader may be a newcomer, which cannot tell this from a broken network.
     leads = snapshot.leader is not None and snapshot.leader.worker != process.worker
     long = now - max(process.unresponsive_since, process.no_session_since) >= limits.frozen_s
     return process.seated and leads and long
-
-
-def _overdue(snapshot: Snapshot, state: SupervisorState) -> tuple[EndProcess, ...]:
-    """Return the orders to kill workers in borrowed slots that are due to be given back."""
-    ring = {member.id for member in snapshot.ring}
-    return tuple(
-        EndProcess(p.attempt_id, True, "its slot was to be given back by now")
-        for p in state.living
-        if state.overdue
-        # One in the ring may be the last with the job's state: the leader decides.
-        and (p.worker in snapshot.evicted or (p.departing is not None and p.worker not in ring))
-    )
 
 
 def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, ...]:
@@ -209,7 +180,6 @@ def to_ask(processes: Iterable[Process], snapshot: Snapshot) -> tuple[Process, .
 
 
 def without_init(state: SupervisorState, now: float) -> tuple[str, ...]:
-    """Return a warning for each script that has run too long without calling `edl.init()`."""
     limit_s = state.limits.start_timeout_s
     return tuple(
         f"{state.script} in {p.name} runs for {limit_s:g} s and did not call edl.init()"
@@ -230,18 +200,17 @@ def fills_its_place(process: Process, limits: SupervisorLimits, now: float) -> b
 
 
 def starts(
-    places: Sequence[tuple[int, Process | None]], state: SupervisorState, why: str, now: float
+    places: Sequence[tuple[int, Process | None]], state: SupervisorState, cause: str, now: float
 ) -> tuple[Start, ...]:
-    """Return the orders that start a worker in each slot of `places` that need not wait."""
     found = []
     for slot, before in places:
         if before is None or before.used_up:
             again = " again" if before is not None else ""
-            found.append(Start(slot, 0, f"{why}{again}"))
+            found.append(Start(slot, 0, f"{cause}{again}"))
         elif before.alive:
-            found.append(Start(slot, 0, f"{before.name} leaves and {why}"))
+            found.append(Start(slot, 0, f"{before.name} leaves and {cause}"))
         elif now >= (before.exited or 0.0) + before.pause_s(state.limits.backoff_max_s):
-            reason = f"{before.name} {how(before.exit_code or 0)} and {why}"
+            reason = f"{before.name} {how(before.exit_code or 0)} and {cause}"
             replaces = before.seated and before.exit_code != 0
             found.append(Start(slot, before.failures_now, reason, replaces))
     return tuple(found)
@@ -254,7 +223,6 @@ def disable_slot(
     desired: Placement | None,
     setting: str,
 ) -> SupervisorDecision:
-    """Disable the slot of `process`, or (no `desired`) fail a job that needs the slot."""
     job = snapshot.job
     slot = f"slot {process.slot} of host {state.host}"
     what = (
@@ -268,7 +236,7 @@ def disable_slot(
     if desired is None:
         reason = f"{what}, and without it fewer than {job.sizes.min_np} (--min-np) are left: {last}"
         code = exit_status(process.exit_code or 1)
-        return SupervisorDecision(reason, outcome=JobOutcome(JobState.FAILED, reason, code))
+        return SupervisorDecision(reason, outcome=JobEnd(JobState.FAILED, reason, code))
     count = sum(desired.values())
     fewer = desired != snapshot.assigned.hosts
     lowered = f"; {workers(count)} {verb(count)} wanted now" if fewer else ""

@@ -1,8 +1,4 @@
-"""Handle the signals that ask a command to end, so that the command can end in its own way.
-
-The main entry is :func:`handled`; ``TO_END`` has these signals. In :func:`child_ends_kept` the exit
-codes of child processes can be read.
-"""
+"""Handle the signals that ask a command to end, so that the command can end in its own way."""
 
 from __future__ import annotations
 
@@ -26,8 +22,8 @@ def handled(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[Non
         # Python allows handlers in the main thread only.
         yield
         return
-    ours = [one for one in numbers if not _ignored_by_nohup(one)]
-    before = {number: signal.signal(number, handler) for number in ours}
+    nohup = signal.SIGHUP if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else None
+    before = {number: signal.signal(number, handler) for number in numbers if number is not nohup}
     try:
         yield
     finally:
@@ -43,7 +39,3 @@ def child_ends_kept() -> Iterator[None]:
         return
     with handled((signal.SIGCHLD,), signal.SIG_DFL):
         yield
-
-
-def _ignored_by_nohup(number: signal.Signals) -> bool:
-    return number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN

@@ -1,13 +1,7 @@
 """Define a launcher's own state and its decisions, and update the state from ZooKeeper.
 
-Before each decision a launcher updates its processes by :func:`observe` and its state by
-:func:`noted`; a decision is a :class:`SupervisorDecision`.
-
-A launcher keeps worker processes: the agent of `edl run` keeps those of a host, and `edl-worker`
-under horovodrun keeps that of a slot. The decisions common to both are in
-:mod:`edl.host.job_end` (the end of the job) and :mod:`edl.host.restart` (one
-process); the agent's own are in :mod:`edl.host.decide`, those of `edl-worker` in
-:mod:`edl.host.horovodrun.decide`.
+A launcher is an agent, which keeps the workers of a host, or an `edl-worker` under horovodrun,
+which keeps that of a slot. Both share :mod:`edl.host.job_end` and :mod:`edl.host.restart`.
 """
 
 from __future__ import annotations
@@ -18,7 +12,8 @@ from typing import Self, TypeVar
 
 from edl.host.process import BACKOFF_MAX_S, Process, seen
 from edl.job.placement import Placement, has_too_few_places
-from edl.job.snapshot import Snapshot
+from edl.job.run import JobEnd
+from edl.job.snapshot import Snapshot, since
 from edl.records import Job, JobState, Member, Reclaim, RingMember
 
 
@@ -57,13 +52,11 @@ class SupervisorLimits:
 
     @property
     def hosts_limit_s(self) -> float:
-        """For how many seconds a job that has not begun waits for hosts before it has FAILED."""
         # Less than the 2 * `start_timeout_s` after which workers give up waiting for the first
         # ring, so that the job ends with the reason.
         return self.start_timeout_s + min(self.gather_s, self.start_timeout_s / 2)
 
     def stop_limit_s(self, job: Job) -> float:
-        """Return for how many seconds after `edl stop` the workers of `job` may go on."""
         if job.end_within_s:
             return job.end_within_s
         return self.stop_s + (job.spec.settings.save_timeout_s if job.checkpoint else 0.0)
@@ -71,8 +64,6 @@ class SupervisorLimits:
 
 @dataclass(frozen=True)
 class RingDeath:
-    """The death of all workers of a ring, as one launcher has seen it."""
-
     generation: int
     saved_step: int  # of the newest checkpoint then; -1: none
     at: float
@@ -105,15 +96,12 @@ class SupervisorState:
 
     @property
     def living(self) -> tuple[Process, ...]:
-        """The processes of the launcher that still run, in the order of their starts."""
         return tuple(p for p in self.processes if p.alive)
 
     def process(self, attempt_id: str) -> Process:
-        """Return the process whose start has the token `attempt_id`."""
         return next(p for p in self.processes if p.attempt_id == attempt_id)
 
     def having(self, process: Process) -> Self:
-        """Return a copy of this state with `process` in place of the one with its `attempt_id`."""
         newer = (process if p.attempt_id == process.attempt_id else p for p in self.processes)
         return replace(self, processes=tuple(newer))
 
@@ -123,8 +111,6 @@ State = TypeVar("State", bound=SupervisorState)
 
 @dataclass(frozen=True)
 class Start:
-    """An order to the launcher to start one worker process."""
-
     slot: int
     failures: int  # in a row in this slot before
     reason: str
@@ -143,21 +129,10 @@ class EndProcess:
 
 @dataclass(frozen=True)
 class DisableSlot:
-    """An order to the launcher to start no worker in a slot any more, after one ended there."""
-
     attempt_id: str  # of the process that has ended
     slot: int
     desired: Placement  # workers by host without the slot
     reason: str
-
-
-@dataclass(frozen=True)
-class JobOutcome:
-    """The end of a job as a launcher has to record it."""
-
-    state: JobState  # FINISHED, FAILED or STOPPED
-    reason: str
-    exit_code: int = 0  # of `edl run`
 
 
 @dataclass(frozen=True)
@@ -167,14 +142,13 @@ class SupervisorDecision:
     reason: str
     starts: tuple[Start, ...] = ()
     endings: tuple[EndProcess, ...] = ()
-    outcome: JobOutcome | None = None  # None: the job goes on
+    outcome: JobEnd | None = None  # None: the job goes on
     warnings: tuple[str, ...] = ()  # for the user
     disable_slot: DisableSlot | None = None
     exit_code: int | None = None  # None: the launcher goes on
 
 
 def observe(processes: Iterable[Process], snapshot: Snapshot, now: float) -> tuple[Process, ...]:
-    """Return copies of `processes`, updated with the records of their workers in ZooKeeper."""
     return tuple(seen(process, snapshot, now) for process in processes)
 
 
@@ -204,8 +178,7 @@ def noted(state: State, snapshot: Snapshot, now: float) -> State:
     if snapshot.job.end_within_s and state.preempted_since is None:
         state = replace(state, preempted_since=now)
     limits = replace(state.limits, exit_timeout_s=snapshot.job.spec.settings.exit_timeout_s)
-    since = now if state.too_few_since is None else state.too_few_since
-    too_few = since if has_too_few_places(snapshot) else None
+    too_few = since(state.too_few_since, has_too_few_places(snapshot), now)
     processes = relevant(state.processes, snapshot)
     state = replace(state, processes=processes, limits=limits, too_few_since=too_few)
     return replace(state, ring_deaths=ring_deaths(state, snapshot, now))
@@ -237,7 +210,7 @@ def ring_deaths(state: SupervisorState, snapshot: Snapshot, now: float) -> tuple
 
 def dead_ring(snapshot: Snapshot, state: SupervisorState) -> tuple[Process, ...]:
     """Return our processes of the newest generation if no worker of any launcher has its state."""
-    members = snapshot.generation.worker_ids if snapshot.generation else ()
+    members = {member.id for member in snapshot.newest_members}
     left = {m.id for m in foreign(snapshot, state)} | state.answering
     if (left | {p.worker for p in state.living}) & snapshot.state_owners:
         return ()

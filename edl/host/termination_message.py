@@ -1,9 +1,8 @@
 """Find the line of a dead process's output that best says why the process died.
 
-The entry point is :func:`best`. Mostly the line is the last one, but not always: Python ends an
-error with its type and message, and then the interpreter, libraries and progress bars may write
-more. So the end of the last traceback is chosen if at most :data:`AFTER` (10) meaningful lines
-follow it, with the innermost line of the user's code; otherwise the last line that is not noise.
+Mostly the last one. But after an error Python, libraries and progress bars may write more: so the
+end of the last traceback is chosen if at most :data:`AFTER` (10) meaningful lines follow it, with
+the innermost line of the user's code; otherwise the last line that is not noise.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Iterable
 
 KEPT = 400  # lines of a process's output that are looked at
 AFTER = 10  # lines of weight after a traceback: then the script went on
-
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TRACEBACK = "Traceback (most recent call last)"
 _EDL = re.escape(__file__.rpartition("/host/")[0])
@@ -85,11 +83,9 @@ def best(lines: Iterable[str]) -> str:
 
 
 def is_of_horovod(line: str) -> bool:
-    """Return whether `line` is an error or a warning that Horovod's C++ code has logged."""
     # Many when a ring breaks: an agent shows none, as the job's events say the same.
     return _OF_HOROVOD.search(line) is not None
 
 
 def is_noise(text: str) -> bool:
-    """Return whether a line of output says nothing about why the process ended."""
     return _NOISE.search(text) is not None

@@ -1,11 +1,8 @@
 """Start, watch and end the worker processes of one launcher; each leads its own process group.
 
-The main entry is :class:`Workers`. If there is a template (a process that forks workers,
-:mod:`edl.host.template`), a worker is forked from it; otherwise it is started by ``exec``.
-
-A worker of an agent does not depend on the agent: it writes to a log file, and gets no signal when
-the agent dies. When a worker has exited, the rest of its process group is killed, so that none of
-its helper processes stays behind.
+A worker of an agent does not depend on it: it writes to a log file, and gets no signal when the
+agent dies. When it has exited, the rest of its process group is killed, so that no helper stays
+behind.
 """
 
 from __future__ import annotations
@@ -43,10 +40,9 @@ from edl.host.process import FORMER_LOG, UNKNOWN_EXIT, Process, ScriptEnd, exit_
 from edl.host.restart import to_ask, waiting_members
 from edl.host.signals import TO_END, handled
 from edl.host.supervision import State
-from edl.host.template import Child
-from edl.host.template.keeper import FILES, TemplateKeeper
+from edl.host.template import FILES, Child, TemplateKeeper
 from edl.http.client import answering, ask_all
-from edl.job.snapshot import Snapshot
+from edl.job.snapshot import Snapshot, since
 from edl.records import Liveness
 from edl.zookeeper.store import JobStore, worker_frozen
 
@@ -56,16 +52,12 @@ logger = logging.getLogger(__name__)
 EVENTS = "events.jsonl"  # of a job that was replaced, as `edl events --json` prints them
 # Of files in a directory of logs.
 KINDS = ("*.log", f"*.log{FORMER_LOG}", "*.stacks", "*.process", "*.trained", FILES, EVENTS)
-
 KEPT_RUNS = 5  # before the newest one of a name
-
 NO_VARIABLES: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
 class End:
-    """The way in which a worker process has ended."""
-
     # -N: killed by signal N; `UNKNOWN_EXIT`: an earlier agent started it, or others reaped it
     code: int
     # seconds from the end of its first step until its end was seen; None: it trained no step
@@ -117,12 +109,15 @@ class Workers:
             own["EDL_IMPORTS_FILE"] = str(imports)
         self._logs.mkdir(parents=True, exist_ok=True)  # it may have been removed during a long job
         environment = {**self._environment, **variables, **own}
-        forked = self._fork(attempt_id, environment)
-        if forked is None:
-            started = self._spawn(attempt_id, environment)
-            self._write_record(attempt_id, started.pid)
-        self._running[attempt_id] = process = forked or started
-        how = "forked" if forked is not None else "started"
+        write_record = partial(self._write_record, attempt_id)
+        process: subprocess.Popen[bytes] | Child | None = None
+        if self.template is not None:
+            process = self.template.fork(environment, self.log_of(attempt_id), write_record)
+        how = "forked"
+        if process is None:
+            process, how = self._spawn(attempt_id, environment), "started"
+            write_record(process.pid)
+        self._running[attempt_id] = process
         logger.info("%s %s in slot %d as process %d", how, attempt_id, slot, process.pid)
         with contextlib.suppress(RuntimeError):  # no thread is left: its end is seen a little later
             threading.Thread(target=self._await, args=(process.pid,), daemon=True).start()
@@ -137,13 +132,6 @@ class Workers:
             # It is not reaped here.
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             self.on_exit()
-
-    def _fork(self, attempt_id: str, environment: Mapping[str, str]) -> Child | None:
-        if self.template is None:
-            return None
-        return self.template.fork(
-            environment, self.log_of(attempt_id), partial(self._write_record, attempt_id)
-        )
 
     def _spawn(self, attempt_id: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with self.log_of(attempt_id).open("ab") as log:
@@ -167,13 +155,11 @@ class Workers:
                 raise OSError(error.errno, reason) from error
 
     def close(self) -> None:
-        """End the template process, and remove its list of imports. No worker is ended."""
         if self.template is not None:
             self.template.close()
             self.template.remove_imports()
 
     def orphans(self) -> tuple[RunningWorker, ...]:
-        """Find the workers that an earlier agent left, by slot, with the numbers that it knew."""
         numbers = {
             log.stem: int(name.removeprefix("w"))
             for name, log in named_logs(self._logs).items()
@@ -185,14 +171,7 @@ class Workers:
             if one.attempt_id not in self._running
         )
 
-    def take_over(self) -> tuple[RunningWorker, ...]:
-        """Watch the workers that an earlier agent of this job and host left, and return them."""
-        orphans = self.orphans()
-        self.watch(orphans)
-        return orphans
-
     def watch(self, orphans: Iterable[RunningWorker]) -> None:
-        """Watch the workers `orphans`, which an earlier agent left, in addition from now on."""
         self._running |= {one.attempt_id: one for one in orphans}
 
     def release(self) -> None:
@@ -200,13 +179,11 @@ class Workers:
         self._running.clear()
 
     def keep_logs(self, now: float) -> None:
-        """Mark the directory of the logs as used, so that no launcher of another job removes it."""
         if now - self._marked >= MARK_EACH_S:
             self._marked = now
             mark_as_used(self._logs)
 
     def log_of(self, attempt_id: str) -> Path:
-        """Return the path of the log of a worker; the file need not exist."""
         return self._logs / f"{attempt_id}.log"
 
     def name(self, attempt_id: str, name: str) -> None:
@@ -219,7 +196,6 @@ class Workers:
             link.symlink_to(target)
 
     def stacks_of(self, attempt_id: str) -> Path:
-        """Return the path of the file into which a worker writes the stacks of its threads."""
         return self._logs / f"{attempt_id}.stacks"
 
     def _record_of(self, attempt_id: str) -> Path:
@@ -229,7 +205,6 @@ class Workers:
         return self._logs / f"{attempt_id}.trained"
 
     def pid_of(self, attempt_id: str) -> int | None:
-        """Return the pid of a worker; None if the worker is not watched (any more)."""
         process = self._running.get(attempt_id)
         return process.pid if process is not None else None
 
@@ -240,9 +215,12 @@ class Workers:
             if (end := self._end_of(attempt_id, process)) is not None:
                 ends[attempt_id] = end
                 del self._running[attempt_id]
-                _remove_if_empty(self.stacks_of(attempt_id))
-                for path in (self._record_of(attempt_id), self._trained_of(attempt_id)):
-                    with contextlib.suppress(OSError):  # a disk that fails ends no worker
+                stacks = self.stacks_of(attempt_id)
+                used = [self._record_of(attempt_id), self._trained_of(attempt_id)]
+                with contextlib.suppress(OSError):  # a disk that fails ends no worker
+                    used += [stacks] if stacks.stat().st_size == 0 else []
+                for path in used:
+                    with contextlib.suppress(OSError):
                         path.unlink()
         return ends
 
@@ -256,7 +234,8 @@ class Workers:
                 kill_helpers(process)
         else:
             try:
-                if not has_ended(process.pid):
+                # Not reaped yet, so its pid stays taken.
+                if not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                     return None
                 said, code = script_end(process.pid), exit_code(process)  # in this order
             except ChildProcessError:  # the program of `edl.run` has reaped all its children
@@ -273,18 +252,17 @@ class Workers:
             self.template.disable("a worker that was forked from it failed before its first step")
 
     def ended_scripts(self) -> dict[str, ScriptEnd]:
-        """Return how scripts of watched workers have ended, while their processes run on."""
         ends = {attempt_id: script_end(one.pid) for attempt_id, one in self._running.items()}
         return {attempt_id: end for attempt_id, end in ends.items() if end is not None}
 
     def end(self, attempt_id: str, kill: bool) -> None:
-        """Send a signal to the whole process group of a worker: SIGKILL if `kill`, else SIGTERM."""
         process = self._running.get(attempt_id)
-        if process is not None and (not isinstance(process, RunningWorker) or _lives(process)):
+        # After the end of a worker that was taken over, its pid may be another process's.
+        over = isinstance(process, RunningWorker) and process.poll() is not None
+        if process is not None and not over:
             signal_group(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
     def kill_all(self, timeout_s: float) -> None:
-        """Kill all watched workers with their process groups, and wait; their ends are dropped."""
         for attempt_id in self._running:
             self.end(attempt_id, kill=True)
         deadline = time.monotonic() + timeout_s
@@ -302,14 +280,26 @@ def log_directory(
     jobs = state / "jobs"
     logs = jobs / job / "logs"
     if fresh:
-        _put_aside(logs)
-        _prune(jobs, kept_jobs, kept_s)
+        # The logs of the previous run, which may have crashed, go into `runN`.
+        if left := [path for kind in KINDS for path in logs.glob(kind)]:
+            run = logs / f"run{max(_numbered(logs), default=0) + 1}"
+            run.mkdir()
+            for path in left:
+                with contextlib.suppress(FileNotFoundError):  # an agent that ends has removed it
+                    path.rename(run / path.name)
+        for old in earlier_runs(logs)[:-KEPT_RUNS]:
+            shutil.rmtree(old, ignore_errors=True)
+        # Those of old jobs go, whole, with those of their earlier runs.
+        others = [path / "logs" for path in jobs.glob("*") if path.is_dir()]
+        aged = sorted(((last_use_s(path), path) for path in others), reverse=True)
+        for used, path in aged[kept_jobs:]:
+            if time.time() - used > kept_s:
+                shutil.rmtree(path, ignore_errors=True)  # who has the secret can read the job
     logs.mkdir(parents=True, exist_ok=True)
     return logs
 
 
 def earlier_runs(logs: Path) -> list[Path]:
-    """Return the directories with the logs of earlier runs of a job, the newest last."""
     return [run for _, run in sorted(_numbered(logs).items())]
 
 
@@ -318,52 +308,17 @@ def _numbered(logs: Path) -> dict[int, Path]:
     return {int(number): path for number, path in runs.items() if number.isdigit()}
 
 
-def _put_aside(logs: Path) -> None:
-    """Move the logs of the previous run, which may have crashed, into `runN`; drop the oldest."""
-    if left := [path for kind in KINDS for path in logs.glob(kind)]:
-        run = logs / f"run{max(_numbered(logs), default=0) + 1}"
-        run.mkdir()
-        for path in left:
-            with contextlib.suppress(FileNotFoundError):  # an agent that ends has removed it
-                path.rename(run / path.name)
-    for old in earlier_runs(logs)[:-KEPT_RUNS]:
-        shutil.rmtree(old, ignore_errors=True)
-
-
 def _age_s(path: Path) -> float | None:
     """Return the seconds since the time in a file (monotonic; its own may be another clock's)."""
     try:
-        text = path.read_text()
+        return max(0.0, time.monotonic() - float(path.read_text()))
     except OSError:
         return None
-    try:
-        return max(0.0, time.monotonic() - float(text))
     except ValueError:  # it was being written when its worker was killed
         return 0.0
 
 
-def _remove_if_empty(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        if path.stat().st_size == 0:
-            path.unlink()
-
-
-def _prune(jobs: Path, kept_jobs: int, kept_s: float) -> None:
-    """Delete the logs of old jobs, whole, with those of their earlier runs."""
-    logs = [path / "logs" for path in jobs.glob("*") if path.is_dir()]
-    aged = sorted(((last_use_s(path), path) for path in logs), reverse=True)
-    for used, path in aged[kept_jobs:]:
-        if time.time() - used > kept_s:
-            shutil.rmtree(path, ignore_errors=True)  # who has the secret can read the job
-
-
-def has_ended(child: int) -> bool:
-    """Return whether a child has ended; it is not reaped, so its pid stays taken."""
-    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
 def exit_code(child: subprocess.Popen[bytes] | Child) -> int:
-    """Kill what is left of a child's process group, reap the child, return its exit code."""
     signal_group(child.pid, signal.SIGKILL)
     return child.wait()
 
@@ -377,13 +332,7 @@ def script_end(pid: int) -> ScriptEnd | None:
     return ScriptEnd.read(name)
 
 
-def _lives(orphan: RunningWorker) -> bool:
-    """Return whether a worker taken over runs; after it, its pid may be another process's."""
-    return orphan.poll() is None
-
-
 def signal_group(pid: int, number: signal.Signals) -> None:
-    """Send a signal to all processes of a group; nothing happens if the group has ended."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
@@ -391,11 +340,7 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
 
 # ------------------------------------------------------------
-# Tie a process to its parent: kill it when the parent dies, or find out if its output is read.
-#
-# A process calls `die_with_parent` to be killed with its parent, `behind_a_shell` to be a child of
-# a process that waits for it as a shell does, and `is_unread` to ask about its output. The
-# functions are for Linux, and independent of each other.
+# Tie a process to its parent (Linux only).
 
 
 _PR_SET_PDEATHSIG = 1
@@ -409,7 +354,6 @@ def die_with_parent() -> None:
 
 
 def behind_a_shell() -> None:
-    """Fork and return in the child, while the parent waits for the child as a shell would."""
     # horovodrun signals the children of the shell that starts us, then kills the shell. But Bash as
     # /bin/sh replaces itself by its last command: we would be killed in its place. So the parent
     # stands in: it passes signals on, and exits with our code.
@@ -432,24 +376,18 @@ def behind_a_shell() -> None:
 
 
 def is_unread(output: int) -> bool:
-    """Return whether the reading end of the pipe or socket `output` is closed."""
-    look = select.poll()
-    look.register(output, 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in look.poll(0))
+    poll = select.poll()
+    poll.register(output, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 # ------------------------------------------------------------
-# Find the workers of this host that do not answer their agent, and record where they hang.
-#
-# The agent asks only workers whose ZooKeeper session has ended or that were evicted. Agent and
-# worker are on the same host, so the network cannot be the cause: a worker that does not answer is
-# frozen, or too overloaded to be of use. The agent's loop has one `UnresponsiveWorkers`. It calls
-# `look()` after each reading of the job's records, and `write_stacks()` before it ends a worker
-# that does not answer. `look_for_suspended()`, which reads `/proc`, is called in each turn.
+# Find the workers of this host that do not answer their agent. It asks only workers whose ZooKeeper
+# session has ended or that were evicted. Both are on the same host, so the network cannot be the
+# cause: a worker that does not answer is frozen, or too overloaded to be of use.
 
 
 ASK_TIMEOUT_S = 0.5
-
 _OF_A_THREAD = ("comm", "wchan", "syscall")  # in /proc; syscall only with the right to trace it
 
 
@@ -464,7 +402,7 @@ class UnresponsiveWorkers:
         self._doors: dict[str, tuple[str, int]] = {}  # attempt id -> address and port
         self._unreported: dict[Path, Process] = {}  # by the file with the stacks of the process
 
-    def look(
+    def update(
         self, processes: Sequence[Process], snapshot: Snapshot, now: float
     ) -> tuple[Process, ...]:
         """Ask suspect workers over HTTP whether they run; note since when each has not answered."""
@@ -477,42 +415,30 @@ class UnresponsiveWorkers:
         self._doors = of_ring | self._doors
         self._doors |= {m.attempt_id: (m.address, m.port) for m in snapshot.members}
         alive = {p.attempt_id for p in processes if p.alive}
-        self._doors = {
-            attempt_id: door for attempt_id, door in self._doors.items() if attempt_id in alive
-        }
+        self._doors = {attempt_id: self._doors[attempt_id] for attempt_id in alive & {*self._doors}}
         asked = [p.attempt_id for p in to_ask(processes, snapshot) if p.attempt_id in self._doors]
         answers = ask_all(
             {n: self._doors[attempt_id] for n, attempt_id in enumerate(asked)}, ASK_TIMEOUT_S
         )
         silent = {asked[n] for n, got in answers.items() if got.liveness is Liveness.SILENT}
         return tuple(
-            replace(
-                p,
-                unresponsive_since=(now if p.unresponsive_since is None else p.unresponsive_since)
-                if p.attempt_id in silent
-                else None,
-            )
+            replace(p, unresponsive_since=since(p.unresponsive_since, p.attempt_id in silent, now))
             for p in processes
         )
 
-    def look_for_suspended(self, state: State, snapshot: Snapshot, now: float) -> State:
-        """Note which workers are suspended and, if one is for too long, who waits for it."""
-
-        def since(process: Process) -> float | None:
-            if not process.alive or not self._is_suspended(process):
-                return None
-            return now if process.suspended_since is None else process.suspended_since
-
-        processes = (replace(each, suspended_since=since(each)) for each in state.processes)
+    def update_suspended(self, state: State, snapshot: Snapshot, now: float) -> State:
+        processes = (
+            replace(p, suspended_since=since(p.suspended_since, self._is_suspended(p), now))
+            for p in state.processes
+        )
         state = replace(state, processes=tuple(processes))
         asked = waiting_members(snapshot, state, now)
         waiting = answering(asked, self._store.nodes.run, ASK_TIMEOUT_S) if asked else frozenset()
         return replace(state, waiting=waiting)
 
     def _is_suspended(self, process: Process) -> bool:
-        """Return whether the kernel reports `process` as stopped by a signal."""
         pid = self._workers.pid_of(process.attempt_id)
-        if pid is None:
+        if pid is None or not process.alive:
             return False
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -521,11 +447,9 @@ class UnresponsiveWorkers:
         return stat.rpartition(")")[2].split()[:1] == ["T"]
 
     def write_stacks(self, process: Process) -> None:
-        """Let an unresponsive worker write its stacks; the next `look` records them."""
-        path, pid = (
-            self._workers.stacks_of(process.attempt_id),
-            self._workers.pid_of(process.attempt_id),
-        )
+        """Let an unresponsive worker write its stacks; the next `update` records them."""
+        path = self._workers.stacks_of(process.attempt_id)
+        pid = self._workers.pid_of(process.attempt_id)
         if pid is None:
             return
         obeys = self._signal > 0 and path.exists()  # else the signal would end it
@@ -542,7 +466,6 @@ class UnresponsiveWorkers:
 
 
 def _native(pid: int) -> list[str]:
-    """Return one line for each thread of process `pid`: what the thread waits for in the kernel."""
     lines = []
     for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
         values = []

@@ -1,13 +1,9 @@
 """Compute which idle slots a job borrows, and when the job has to give them back.
 
-:func:`borrow` and :func:`reclaim` compute the desired workers after a request of a person or a
-program, :func:`overdue` the workers that a leader evicts at the deadline.
-
-A job with borrowed slots has more workers than it needs. For each host the number of borrowed slots
-is kept, not which ones. When fewer workers are wanted on a host, its borrowed slots are given back
-first. When their owner wants slots back (``reclaim``), workers leave by a planned switch, as after
-any `edl scale`. A worker that has not left shortly before the deadline is evicted: then the other
-workers repair the ring and go on without it, and no training progress is lost.
+For each host the number of borrowed slots is kept, not which ones; when fewer workers are wanted
+there, these go first. When their owner wants slots back, workers leave by a planned switch. One
+that has not left shortly before the deadline is evicted: the others repair the ring, and no
+progress is lost.
 """
 
 from __future__ import annotations
@@ -42,7 +38,6 @@ NO_TERMS = ReclaimTerms()
 
 
 def borrow(snapshot: Snapshot, slots: int, host: str | None, desired: Placement) -> dict[str, int]:
-    """Return the desired workers by host after workers were added in up to `slots` free slots."""
     name, sizes, np = snapshot.job.name, snapshot.job.sizes, sum(desired.values())
     refusal = f"cannot borrow {counted(slots, 'slot')} for job {name}"
     hosts = [replace(h, slots=h.slots - len(h.disabled)) for h in snapshot.available]
@@ -65,7 +60,6 @@ def borrow(snapshot: Snapshot, slots: int, host: str | None, desired: Placement)
 def reclaim(
     snapshot: Snapshot, slots: int | None, host: str | None, desired: Placement
 ) -> dict[str, int]:
-    """Return the desired workers by host after the job has given back `slots` borrowed slots."""
     job = snapshot.job
     borrowed = borrowed_after(snapshot.desired, desired, NO_TERMS)
     here = {name: n for name, n in borrowed.items() if host in (None, name)}
@@ -97,7 +91,6 @@ def reclaim(
 
 
 def borrowed_after(before: Desired, hosts: Placement, terms: ReclaimTerms) -> dict[str, int]:
-    """Return how many slots of each host the job borrows after a change of its desired workers."""
     borrowed: dict[str, int] = {}
     for host, n in hosts.items():
         more = n - before.hosts.get(host, 0)
@@ -111,7 +104,6 @@ def borrowed_after(before: Desired, hosts: Placement, terms: ReclaimTerms) -> di
 def reclaims_after(
     before: Desired, hosts: Placement, terms: ReclaimTerms, now_s: float
 ) -> tuple[Reclaim, ...]:
-    """Return the open requests to give slots back after a change, at `now_s` since 1970."""
     fewer = {host: n - hosts.get(host, 0) for host, n in before.hosts.items()}
     # To add workers on a host withdraws the requests there.
     kept = [reclaim for reclaim in before.reclaims if fewer.get(reclaim.host, 0) >= 0]
@@ -125,8 +117,6 @@ def reclaims_after(
 
 
 class ReclaimTracker:
-    """For how long one process has seen each demand to give slots back."""
-
     # No host's clock is compared with another's, so a deadline counts from when the process that
     # judges it first saw the demand: it may be later than asked, but is never earlier.
 
@@ -140,17 +130,14 @@ class ReclaimTracker:
 
 
 def is_late(reclaim: Reclaim, age_s: float) -> bool:
-    """Return whether a planned switch might end after a deadline to give slots back."""
     return age_s >= reclaim.within_s - min(MARGIN_S, reclaim.within_s / 2)
 
 
 def overdue_on(host: str, ages_s: Mapping[Reclaim, float]) -> bool:
-    """Return whether a request to give back slots of a host is late."""
     return any(r.host == host and is_late(r, age_s) for r, age_s in ages_s.items())
 
 
 def overdue(snapshot: Snapshot, ages_s: Mapping[Reclaim, float]) -> dict[int, str]:
-    """Return why to evict the workers whose borrowed slots are due to be given back, by id."""
     new = snapshot.generation
     late = [r for r in snapshot.desired.reclaims if is_late(r, ages_s.get(r, 0.0))]
     if new is None or not late:
@@ -200,7 +187,6 @@ def _allowed(desired: Desired, reclaim: Reclaim, ages_s: Mapping[Reclaim, float]
 
 
 def describe_returned(reclaim: Reclaim, after_s: float) -> tuple[ReclaimedDetails, str]:
-    """Return the details and the sentence of the event that slots were given back."""
     within_s = reclaim.within_s
     late = f", later than the {within_s:g} s that were left" if after_s > within_s else ""
     have = verb(reclaim.slots, "was", "were")
@@ -211,5 +197,4 @@ def describe_returned(reclaim: Reclaim, after_s: float) -> tuple[ReclaimedDetail
 
 
 def without_reclaimed(desired: Desired, done: Collection[Reclaim]) -> Desired:
-    """Return a copy of `desired` without the open requests `done`, which are fulfilled."""
     return replace(desired, reclaims=tuple(r for r in desired.reclaims if r not in done))

@@ -1,9 +1,8 @@
 """Run the daemon of a worker: a thread that follows ZooKeeper and keeps the worker's nodes in it.
 
-A :class:`Daemon` breaks the ring when a member is evicted, and does nothing else with it. It never
-waits for the training thread. It puts news of the job (generations, evictions, the job's end) into
-the state shared with that thread. It writes the worker's member node and events, and retries while
-ZooKeeper is away. While its worker leads, it also runs :class:`edl.job.leader.LeaderTerm`.
+It hands news of the job to the training thread, for which it never waits, writes the worker's
+record and events, breaks the ring when a member is evicted, and runs
+:class:`edl.job.leader.LeaderTerm` while its worker leads. While ZooKeeper is away it retries.
 """
 
 from __future__ import annotations
@@ -54,14 +53,10 @@ logger = logging.getLogger(__name__)
 
 
 # ------------------------------------------------------------
-# Answer what others ask a worker at its HTTP port: its health, its model and its metrics.
-#
-# `WorkerEndpoints` does it. All of them are open: they need no signature.
+# What others ask a worker at its HTTP port. All routes are open: they need no signature.
 
 
 class WorkerEndpoints:
-    """The open routes of a worker's port; the server's thread calls them, and they never wait."""
-
     def __init__(
         self,
         config: Config,
@@ -84,7 +79,6 @@ class WorkerEndpoints:
         server.add_route(METRICS_PATH, MetricsHandler(self._metrics))
 
     def health(self) -> Mapping[str, Any]:
-        """Return the JSON object for `GET /health`."""
         member = self._pending_writes.member
         return {
             "worker": member.name if member else None,
@@ -131,15 +125,10 @@ class WorkerEndpoints:
 
 
 # ------------------------------------------------------------
-# Connect a worker's training thread to the policy of its job in ZooKeeper.
-#
-# Through `PolicyInZooKeeper` the training thread proposes a policy, and reads or writes the job's
-# scaling profile: the measured throughput by number of workers.
+# Connect a worker's training thread to the policy of its job, and to its scaling profile.
 
 
 class PolicyInZooKeeper:
-    """A `PolicySide` for the training thread, whose proposals the daemon thread writes."""
-
     def __init__(
         self, nodes: PolicyNodes, away: Callable[[], bool], wake: Callable[[], None]
     ) -> None:
@@ -200,9 +189,8 @@ def _warn_of_another(stands: JobPolicy, proposed: JobPolicy) -> None:
 
 
 # ------------------------------------------------------------
-# Let a script's workers exchange messages before the training: `exchange_before_training`.
-#
-# Workers die, and others start in their place, also before the training of a job begins.
+# Messages of a script's workers before the training. Workers may die and be replaced meanwhile,
+# too.
 
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5  # between two tries
@@ -218,13 +206,26 @@ def exchange_before_training(
         shared.check()
         late = clock.now_s() > deadline
         try:
-            is_made, answer = _try_exchange(store, shared.worker, number, payload)
-        except (CoordinationError, UnknownJob) as error:
-            if late or not _may_come_back(store, error):
-                raise
-        else:
-            if is_made:
+            snapshot = store.snapshot()
+            members = participants(snapshot)
+            takes_part = shared.worker in members
+            if takes_part:
+                answer = store.script_exchange.send(number, shared.worker, payload, members)
+            else:
+                answer = store.script_exchange.read(number)
+            if answer is not None or (not takes_part and snapshot.status.step > 0):
                 return answer
+        except CoordinationError:
+            if late:
+                raise
+        except UnknownJob as error:
+            with suppress(CoordinationError):  # whether it was lost is unknown without ZooKeeper
+                if late or not store.was_lost(error):
+                    raise
+        else:
+            if snapshot.job.state.over:
+                phrase = snapshot.job.state.phrase
+                raise JobFailed(f"the job ended before its training: it {phrase}")
             if late:
                 raise JobFailed(
                     f"a collective of the script before its training was not called by all workers "
@@ -234,40 +235,12 @@ def exchange_before_training(
         pause_s = min(LONGEST_PAUSE_S, 1.5 * pause_s)
 
 
-def _try_exchange(
-    store: JobStore, worker: int, number: int, payload: bytes
-) -> tuple[bool, list[bytes] | None]:
-    """Send a message if the worker takes part; return whether there is nothing to wait for."""
-    snapshot = store.snapshot()
-    members = participants(snapshot)
-    if worker in members:
-        answer = store.script_exchange.send(number, worker, payload, members)
-    else:
-        answer = store.script_exchange.read(number)
-    if answer is not None or (worker not in members and snapshot.status.step > 0):
-        return True, answer
-    if snapshot.job.state.over:
-        raise JobFailed(f"the job ended before its training: it {snapshot.job.state.phrase}")
-    return False, None
-
-
-def _may_come_back(store: JobStore, error: CoordinationError | UnknownJob) -> bool:
-    if isinstance(error, UnknownJob):
-        with suppress(CoordinationError):  # unknown while ZooKeeper is away
-            return store.was_lost(error)
-    return True
-
-
 # ------------------------------------------------------------
-# Write the stacks of a worker's threads to a file on a signal, even if Python cannot run any more.
-#
-# `offer_stacks` chooses file and signal. A worker that does not answer may be stuck in a library
-# call that never releases Python's lock (the GIL). Python's faulthandler writes from the signal
-# handler itself, in C, and takes no lock.
+# A worker that does not answer may be stuck in a library call that never releases Python's lock
+# (the GIL). Python's faulthandler writes from the signal handler itself, in C, and takes no lock.
 
 
 def offer_stacks(path: str, number: int) -> None:
-    """Make the signal `number` append the stacks of all threads to the file at `path`."""
     if not path or not number or signal.getsignal(number) is not signal.SIG_DFL:
         return
     try:
@@ -279,20 +252,16 @@ def offer_stacks(path: str, number: int) -> None:
 
 
 class Outage:
-    """The measurement of the time in which one daemon cannot reach ZooKeeper."""
-
     def __init__(self) -> None:
         self._since: float | None = None
         self.from_step = -1  # the newest step when the last outage began; -1: there was none
 
     def begin(self, error: CoordinationError, step: int) -> None:
-        """Begin an outage, and log a warning with its cause; during one do nothing."""
         if self._since is None:
             self._since, self.from_step = time.monotonic(), step
             logger.warning("coordination is interrupted, training goes on: %s", error)
 
     def end(self) -> tuple[float, str]:
-        """End the outage, if one lasts; return its seconds and a sentence."""
         if self._since is None:
             return 0.0, ""
         away_s = time.monotonic() - self._since
@@ -306,8 +275,6 @@ AWAY_S = 1.0  # ZooKeeper's absence that is told of; less is a change of its lea
 
 @dataclass(frozen=True)
 class DaemonLimits:
-    """How often a daemon reads ZooKeeper, and how long it waits, in seconds."""
-
     period_s: float = 0.5  # between two looks although no watch has fired
     breaking_period_s: float = 0.05  # the same while the ring is broken
     gather_s: float = 0.005  # news comes in bursts: one look for all of it
@@ -381,7 +348,6 @@ class Daemon:
         self.leave_requested = False  # set by a signal handler, which must take no lock
 
     def start(self) -> tuple[Member, Generation | None]:
-        """Connect, register this worker (stage PREPARING, a new id), and start the threads."""
         config = self._config
         self._watch.start()
         self._session.start()
@@ -413,7 +379,6 @@ class Daemon:
         return member, generation
 
     def close(self) -> None:
-        """Remove this worker's nodes (in at most 10 s), end session and threads. Idempotent."""
         with self._lock:
             if self._stopping:
                 return
@@ -446,7 +411,6 @@ class Daemon:
         return described
 
     def campaign(self) -> None:
-        """Make this worker a candidate, which may lead."""
         member = self._pending_writes.member
         if member is not None:
             self._candidate.campaign(lambda: job_election(self._store.nodes, member.id))
@@ -471,7 +435,6 @@ class Daemon:
 
     @property
     def run(self) -> str:
-        """The text that identifies the start of the job that this worker belongs to."""
         return self._store.nodes.run
 
     def put_saved(self, directory: str, step: int) -> None:
@@ -479,7 +442,6 @@ class Daemon:
         self._wake.set()
 
     def last_step(self) -> int:
-        """Read from ZooKeeper the last step that a leader has written; there may be later ones."""
         return self._store.status().step
 
     def exchange_before_training(self, number: int, payload: bytes) -> list[bytes] | None:
@@ -502,12 +464,10 @@ class Daemon:
 
     @property
     def away(self) -> bool:
-        """Whether the session with ZooKeeper is not connected now: no news of the job comes."""
         return not self._session.connected
 
     @property
     def wake(self) -> threading.Event:
-        """The event that any thread sets to make the daemon thread read and write ZooKeeper now."""
         return self._wake
 
     # --- the thread ---
@@ -531,21 +491,48 @@ class Daemon:
             self._release_others()
             try:
                 self._turn()
-                self._reached()
+                self._lost_job.is_back()
+                away_s, reason = self._outage.end()
+                # Rank 0 logs the outage for the job.
+                in_ring = self._shared.progress.generation
+                if away_s >= AWAY_S and in_ring and self._ring.place.rank == 0:
+                    details = ZookeeperBackDetails(round(away_s, 3), self._outage.from_step)
+                    self._report(details, reason)
             except CoordinationError as error:
                 self._shared.request_batch(0)  # a worker that is cut off may lead no more
                 self._outage.begin(error, self._shared.progress.step)
             except UnknownJob as error:
-                if not self._may_be_restored(error):
+                # Lost, and restored when it is this worker's turn; else it was removed.
+                step = self._shared.progress.step
+                if self._lost_job.handle(error, f"w{self._lost_job.own}", step):
+                    continue
+                if self._shared.job_state.over:  # the script may still evaluate, on its own ring
+                    logger.info("this worker follows its job no more, which is over: %s", error)
                     return
-        self._remove_nodes()
+                self._shared.evict(f"its job is gone: {error}")
+                self._ring.break_()
+                return
+        # The last reports, and then no node of this worker is left; a failure is only logged.
+        try:
+            self._pending_writes.write(as_member=not self._resigned)
+            self._candidate.resign()
+            self._pending_writes.remove_member()
+            # A job that is being stopped, without an agent and a worker: nobody else ends it.
+            snapshot = self._store.snapshot()
+            job, stopping = snapshot.job, (JobState.STOPPING,)
+            if job.state in stopping and not snapshot.hosts and not snapshot.members:
+                end = stopped_outcome(snapshot, job.reason)
+                self._store.set_job_state(end.state, end.reason, end.exit_code, only_from=stopping)
+        except (CoordinationError, UnknownJob) as error:
+            logger.info("the session ends without clean-up: %s", error)
 
     def _poll_log(self) -> None:
         """Begin a new log file at the limit `log_mb`; log an event if lines are left out."""
         member = self._pending_writes.member
         if self._log is None or member is None:
             return
-        if failure := self._log.poll(self._config.log_mb * 10**6):
+        self._log.rotate(self._config.log_mb * 10**6)
+        if failure := self._log.take_failure():
             path = self._log.path
             details = LogFailedDetails(member.name, member.host, path, mount_point(path))
             self._report(details, f"{member.name} trains on without its log: {failure}")
@@ -553,46 +540,9 @@ class Daemon:
             reason = f"{member.name} writes its log again; {lost} bytes of its output are lost"
             self._report(LogResumedDetails(member.name, member.host, lost), reason)
 
-    def _reached(self) -> None:
-        """End the outage, if one lasts; rank 0 logs it for the job."""
-        self._lost_job.is_back()
-        away_s, reason = self._outage.end()
-        if away_s >= AWAY_S and self._shared.progress.generation and self._ring.place.rank == 0:
-            self._report(ZookeeperBackDetails(round(away_s, 3), self._outage.from_step), reason)
-
-    def _may_be_restored(self, error: UnknownJob) -> bool:
-        """Restore a lost job in ZooKeeper if it is this worker's turn; False: it was removed."""
-        step = self._shared.progress.step
-        if self._lost_job.handle(error, f"w{self._lost_job.own}", step):
-            return True
-        if self._shared.job_state.over:  # the script may still evaluate, on a ring of its own start
-            logger.info("this worker follows its job no more, which is over: %s", error)
-            return False
-        self._shared.evict(f"its job is gone: {error}")
-        self._ring.break_()
-        return False
-
-    def _remove_nodes(self) -> None:
-        """Write this worker's last reports and remove its nodes; if that fails, only log it."""
-        try:
-            self._pending_writes.write(as_member=not self._resigned)
-            self._candidate.resign()
-            self._pending_writes.remove_member()
-            self._conclude_stop()
-        except (CoordinationError, UnknownJob) as error:
-            logger.info("the session ends without clean-up: %s", error)
-
     def _report(self, details: Details, reason: str) -> None:
         at = self._newest, self._shared.progress.step
         self._shared.log(Event(time.time(), *at, reason, details))
-
-    def _conclude_stop(self) -> None:
-        """Set a job that is being stopped to STOPPED, if it has no agent and no worker any more."""
-        snapshot = self._store.snapshot()
-        if snapshot.job.state is JobState.STOPPING and not snapshot.hosts and not snapshot.members:
-            end = stopped_outcome(snapshot, snapshot.job.reason)
-            stopping = (JobState.STOPPING,)
-            self._store.set_job_state(end.state, end.reason, end.exit_code, only_from=stopping)
 
     def _turn(self) -> None:
         """Write this worker's reports to ZooKeeper, read the job's state, and lead if elected."""
@@ -600,9 +550,17 @@ class Daemon:
             if self._resigned:
                 self._server.close()
             raise CoordinationError("not connected to ZooKeeper")
-        self._register_again()
+        if self._incarnation != self._store.incarnation:
+            # The nodes of this worker are gone; the worker is not.
+            self._incarnation = self._store.incarnation
+            self._candidate.end_term()
+            self._pending_writes.change_member(lambda member: member)
         if self._resigned:
-            self._leave_job()
+            self._candidate.resign()
+            self._pending_writes.write(as_member=False)
+            self._pending_writes.remove_member()
+            # The others wait for a worker whose port answers, and this one will report no more.
+            self._server.close()
             return
         if self.leave_requested:
             self.leave_requested = False
@@ -621,52 +579,28 @@ class Daemon:
             self._candidate.resign()
         self._shared.preempt(job.reason, job.end_within_s)
         if generation is not None and generation.number > self._newest:
-            self._announce(generation)
+            self._newest = self._endpoints.newest_generation = generation.number
+            # Workers that still wait in an older rendezvous wait in vain: this fails them now.
+            self._server.announce(generation.scope)
+            self._scope = generation.scope
+            self._shared.announce(generation)
+            self._ending.current = generation
         self._shared.job_is(job.state, job.reason)
         self.sizes = job.sizes  # edl-discover may have said others
         self._break_ring_of(self._shared.evicted)
-        self._elect(member, job.state, generation, evicted)
-
-    def _register_again(self) -> None:
-        if self._incarnation != self._store.incarnation:
-            # The nodes of this worker are gone; the worker is not.
-            self._incarnation = self._store.incarnation
-            self._candidate.end_term()
-            self._pending_writes.change_member(lambda member: member)
-
-    def _leave_job(self) -> None:
-        self._candidate.resign()
-        self._pending_writes.write(as_member=False)
-        self._pending_writes.remove_member()
-        # The others wait for a worker whose port answers, and this one will report no more.
-        self._server.close()
-
-    def _announce(self, generation: Generation) -> None:
-        """Hand a new generation to the training thread, the rendezvous server and `/end`."""
-        self._newest = self._endpoints.newest_generation = generation.number
-        # Workers that still wait in an older rendezvous wait in vain: this fails them now.
-        self._server.announce(generation.scope)
-        self._scope = generation.scope
-        self._shared.announce(generation)
-        self._ending.generation_is(generation)
-
-    def _elect(
-        self,
-        member: Member | None,
-        state: JobState,
-        generation: Generation | None,
-        evicted: Mapping[int, str],
-    ) -> None:
-        """Take part in the election, unless the job ends, and set when to look again."""
         if member is not None and self._candidate.remove_dead(
             member, generation, evicted, self._ring.is_building
         ):
             self._period_s = self._limits.breaking_period_s
-        if state.over or (generation is not None and not generation.members):
+        if job.state.over or (generation is not None and not generation.members):
             self._candidate.end_term()  # nothing is left to decide
         else:
-            due_s = max(self._candidate.turn(self._wake.set), self._limits.breaking_period_s)
-            self._period_s = min(self._period_s, due_s)
+            self._elect()
+
+    def _elect(self) -> None:
+        """Take part in the election, lead if elected, and set when to read ZooKeeper again."""
+        due_s = max(self._candidate.turn(self._wake.set), self._limits.breaking_period_s)
+        self._period_s = min(self._period_s, due_s)
 
     def _release_others(self) -> None:
         ended_in, worker = self._ended_in, self._shared.worker

@@ -1,7 +1,4 @@
-"""Define a leader's decision about the members of a job, and the time limits of such decisions.
-
-They are :class:`MembershipDecision` and :class:`Limits`; :mod:`edl.job.membership` decides.
-"""
+"""Define a leader's decision about the members of a job, and the time limits of such decisions."""
 
 from __future__ import annotations
 
@@ -11,28 +8,14 @@ from dataclasses import dataclass, field, replace
 from edl.events import DesiredDetails
 from edl.job.borrowing import NO_TERMS, ReclaimTerms, borrowed_after, reclaims_after
 from edl.job.placement import NO_DEVICES, DeviceSets, Placement, describe_devices
-from edl.records import (
-    Assigned,
-    Desired,
-    Generation,
-    Reclaim,
-    Request,
-    RequestedBy,
-)
+from edl.records import Assigned, Desired, Generation, Reclaim, Request, RequestedBy
 from edl.text import workers
 
 # ------------------------------------------------------------
-# Change how many workers a job shall have: the one way for people, launchers and the leader.
-#
-# The entry point is `set_desired`, which computes a `DesiredChange` and writes nothing.
-#
-# The wanted workers (`desired`) and the ones that the launcher is to start (`assigned`) are two
-# records in ZooKeeper. An agent of `edl run` keeps as many workers as are desired, so there both
-# records change at once, and no reader ever sees one without the other. Where a launcher assigns
-# slots by itself, only `desired` changes.
-#
-# The records are written by `set_desired` and, for the leader, fenced together with the generation,
-# by `carry_out`.
+# Change how many workers a job shall have: the one way for people, launchers and the leader. What
+# is wanted (`desired`) and what the launcher is to start (`assigned`) are two records. An agent of
+# `edl run` keeps as many workers as are desired, so both change at once, and no reader sees one
+# without the other. Where a launcher assigns slots by itself, only `desired` changes.
 
 
 @dataclass(frozen=True)
@@ -50,20 +33,16 @@ class DesiredChange:
 
     @property
     def moves(self) -> bool:
-        """Whether the number of any host changes, and not only a request or the devices."""
         return dict(self.desired.hosts) != dict(self.before.hosts)
 
     def starts_from(self, desired: Desired, assigned: Assigned) -> bool:
-        """Return whether the records that the change would overwrite are still as it found them."""
         return desired == self.before and self.assigned_before in (None, assigned)
 
     def at(self, at_s: float) -> DesiredChange:
-        """Return a copy of this change with the time `at_s`, in seconds since 1970."""
         return replace(self, desired=replace(self.desired, at_s=at_s))
 
     @property
     def details(self) -> DesiredDetails:
-        """The details of the event that logs the change: who asked, and the numbers by host."""
         before, after = dict(self.before.hosts), dict(self.desired.hosts)
         return DesiredDetails(str(self.desired.by), before, after)
 
@@ -107,8 +86,6 @@ def set_desired(
 
 @dataclass(frozen=True)
 class Limits:
-    """The time limits of the leader's decisions about members, in seconds."""
-
     start_s: float  # the first ring of a job waits for all `np` workers; then `min_np` are enough
     prepare_s: float  # from a newcomer's registration until it is ready
     # Ready newcomers wait so long for others that are preparing, and a new leader for agents of
@@ -122,8 +99,6 @@ class Limits:
 
 @dataclass(frozen=True)
 class MembershipDecision:
-    """A decision of the leader about the members of a job, carried out in one transaction."""
-
     reason: str  # always set, also if there is nothing to do
     generation: Generation | None = None  # the next generation; None: the newest one stays
     change: DesiredChange | None = None

@@ -1,8 +1,7 @@
 """Do a daemon's work while its worker leads: read the job's state, decide, write the decision, log.
 
-The decision is made by :func:`edl.job.membership.decide`, not here. All that the next leader
-needs is in ZooKeeper; only how long each fact about the job has been true it measures again. The
-main entry is :class:`LeaderTerm`.
+All that the next leader needs is in ZooKeeper; only for how long each fact has been true it
+measures again.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ from edl.records import (
     Generation,
     Liveness,
     Member,
-    RingMember,
     Stage,
     TrainingStatus,
     WorkerProgress,
@@ -57,16 +55,12 @@ logger = logging.getLogger(__name__)
 
 
 # ------------------------------------------------------------
-# Find out which workers are dead and which hold up the job, by asking the workers over HTTP.
-#
-# This module asks; `liveness` and `stall` decide what the answers mean. The main entry is
-# `FailureDetector`.
+# Ask the workers over HTTP which are dead and which hold up the job; `liveness` and `stall` decide
+# what the answers mean.
 
 
 @dataclass(frozen=True)
 class ProgressReport:
-    """The progress of the job, as one worker reports it."""
-
     worker: int
     progress: WorkerProgress  # `updated_at` by the leader's clock; generation 0: in no ring yet
 
@@ -125,7 +119,6 @@ class FailureDetector:
     def dead(
         self, snapshot: Snapshot, generation_s: float
     ) -> tuple[dict[int, str], frozenset[int]]:
-        """Ask the suspected workers; return the proofs of death by id, and who gave no answer."""
         idle = self._idle()
         now = self._clock()
         heard_s = {worker: now - at for worker, at in self._answered.items()}
@@ -226,13 +219,10 @@ def _progress(health: Health, now_s: float) -> WorkerProgress | None:
 
 
 EVENTS_KEPT = 2000
-
 EVICTED_KEPT = 20  # evictions of exited workers: agents read there why a process ended
 
 
 class LeaderTerm:
-    """The work of a leader during one term; only the daemon thread uses it."""
-
     def __init__(
         self,
         config: Config,
@@ -294,7 +284,17 @@ class LeaderTerm:
         ages = self._ages.observe(snapshot, self._clock())
         self._detector.update(snapshot)
         dead, silent = self._detector.dead(snapshot, ages.generation_s)
-        dead = self._check_stall(snapshot) | dead
+        if (stall := self._detector.stall(snapshot)) is None:
+            self._stall, self._named = "", None
+        else:
+            if self._named is None or not self._named.issuperset(stall.culprits):
+                logger.warning("%s", stall.reason)
+                workers = tuple(f"w{worker}" for worker in stall.culprits)
+                # Under the fence of this term: a leader that was suspended takes the time that it
+                # missed for a stall, while another one leads the ring on without it.
+                self._decisions.put_event(self._event(StalledDetails(workers), stall.reason))
+            self._stall, self._named = stall.reason, {*(self._named or ()), *stall.culprits}
+            dead = {**stall.evict, **dead}
         late = overdue(snapshot, ages.reclaims_s)
         decision = decide(snapshot, self.term, ages, self._limits, dead, silent, late)
         if decision.acts:
@@ -305,7 +305,11 @@ class LeaderTerm:
             wake()
         else:
             self._follow_policy(snapshot, ages, wake)
-        paused = self._check_pause(snapshot)
+        generation, paused = snapshot.generation, snapshot.paused
+        if paused and generation is not None and generation.number != self._paused:
+            self._paused = generation.number
+            left = PausedDetails(len(generation.members), snapshot.job.sizes.min_np)
+            self._log(self._event(left, paused, generation.number))
         reason = f"{paused}; {decision.reason}" if paused else decision.reason
         if reason != self._reason:
             self._reason = reason
@@ -322,7 +326,7 @@ class LeaderTerm:
         self._policy_says = result.says
         self._request_batch(result.batch)
         if result.failed:
-            np = len(snapshot.generation.members) if snapshot.generation else 0
+            np = len(snapshot.newest_members)
             details = PolicyDetails(np, np, rate, failed=True)
             event = self._event(details, f"the policy is off: {result.failed}")
             self._decisions.put_policy(
@@ -342,30 +346,6 @@ class LeaderTerm:
         if result.learned is not None:
             self._decisions.put_learned(result.learned)
             self._policy_loop.written(result.learned)
-
-    def _check_stall(self, snapshot: Snapshot) -> dict[int, str]:
-        """Return whom to evict for a stall; log when it begins or a further worker causes it."""
-        stall = self._detector.stall(snapshot)
-        if stall is None:
-            self._stall, self._named = "", None
-            return {}
-        if self._named is None or not self._named.issuperset(stall.culprits):
-            logger.warning("%s", stall.reason)
-            workers = tuple(f"w{worker}" for worker in stall.culprits)
-            # Under the fence of this term: a leader that was suspended takes the time that it
-            # missed for a stall, while another one leads the ring on without it.
-            self._decisions.put_event(self._event(StalledDetails(workers), stall.reason))
-        self._stall, self._named = stall.reason, {*(self._named or ()), *stall.culprits}
-        return dict(stall.evict)
-
-    def _check_pause(self, snapshot: Snapshot) -> str:
-        """Return why the job pauses, if it has too few workers; log that once in a generation."""
-        generation, paused = snapshot.generation, snapshot.paused
-        if paused and generation is not None and generation.number != self._paused:
-            self._paused = generation.number
-            left = PausedDetails(len(generation.members), snapshot.job.sizes.min_np)
-            self._log(self._event(left, paused, generation.number))
-        return paused
 
     @staticmethod
     def _completed(decision: MembershipDecision) -> MembershipDecision:
@@ -391,6 +371,10 @@ class LeaderTerm:
                     if member.id not in snapshot.evicted
                     and reports_broken(member, snapshot.generation)
                 }
+            hosts: dict[str, tuple[str, ...]] = {}
+            for member in new.members:
+                if member.id in new.joined:
+                    hosts[member.host] = (*hosts.get(member.host, ()), f"w{member.id}")
             written = GenerationDetails(
                 term=new.term,
                 members=tuple(f"w{worker}" for worker in new.worker_ids),
@@ -399,7 +383,7 @@ class LeaderTerm:
                 repair=new.repairs,
                 failures=failures,
                 samples_per_s=round(self._rate.newest, 1),
-                hosts=_hosts_of(new),
+                hosts=hosts,
             )
             yield self._event(written, new.reason, new.number)
         if decision.change and decision.change.moves:
@@ -419,7 +403,6 @@ class LeaderTerm:
         return Event(time.time(), number, progress.step, reason, details)
 
     def _put_status(self, snapshot: Snapshot) -> None:
-        """Write the summary of the training to ZooKeeper, if it is due."""
         now, period_s = self._clock(), self._config.job_settings.status_period_s
         report = self._detector.newest_report
         worker, progress = report.worker, report.progress
@@ -448,14 +431,6 @@ class LeaderTerm:
         self._store.members.forget_evicted(snapshot.forgettable(EVICTED_KEPT))
 
 
-def _hosts_of(new: Generation) -> dict[str, tuple[str, ...]]:
-    joined: dict[str, tuple[str, ...]] = {}
-    for member in new.members:
-        if member.id in new.joined:
-            joined[member.host] = (*joined.get(member.host, ()), f"w{member.id}")
-    return joined
-
-
 class _Rate:
     """A meter of the training speed over about the last 3 seconds, by one worker's counts."""
 
@@ -479,10 +454,6 @@ class _Rate:
         return self.newest
 
 
-# ------------------------------------------------------------
-# Let a worker take part in the election of the leader, and lead while it is elected: `Candidate`.
-
-
 class Candidate:
     """One worker's part in the election of the leader; any thread may call `campaign`."""
 
@@ -500,7 +471,6 @@ class Candidate:
         self._term: LeaderTerm | None = None
 
     def campaign(self, make: Callable[[], Election]) -> None:
-        """Become a candidate in the next `turn`, unless this worker is one."""
         with self._lock:
             if self._election is None:
                 self._election = make()
@@ -510,7 +480,6 @@ class Candidate:
         self._term = None
 
     def resign(self) -> None:
-        """Stop being a candidate and leading, and remove this worker's candidate node."""
         with self._lock:
             election, self._election, self._term = self._election, None, None
         if election is not None:
@@ -553,15 +522,12 @@ class Candidate:
         members = {member.id: member for member in (*generation.members, *generation.previous)}
         for name in election.ahead():
             worker = candidate_worker(name)
-            dead = worker in given_up or self._is_gone(members.get(worker))
+            dead = worker in given_up
+            if not dead and (other := members.get(worker)) is not None:
+                answer = ask(other.address, other.port, self._probe_timeout_s).answer(self._run())
+                dead = liveness.gone(other.id, f"port {other.port}", answer) is not None
             if worker == member.id or not dead:
                 return stuck
             logger.info("the candidate %s is gone", name)
             election.remove(name)
         return False
-
-    def _is_gone(self, member: RingMember | None) -> bool:
-        if member is None:
-            return False
-        answer = ask(member.address, member.port, self._probe_timeout_s).answer(self._run())
-        return liveness.gone(member.id, f"port {member.port}", answer) is not None

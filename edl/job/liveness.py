@@ -1,7 +1,5 @@
 """Decide which workers the leader asks over HTTP, and whether their answers prove them dead.
 
-:func:`workers_to_probe` says whom to ask, :func:`proof` judges an answer. Neither asks anybody.
-
 ZooKeeper only knows whose session ended, and a session may end under a healthy worker. So a worker
 counts as dead on proof alone:
 
@@ -10,11 +8,7 @@ counts as dead on proof alone:
   is broken. Any one of the three may have another cause; a worker with which steps complete is
   healthy.
 
-For a newcomer on its way into its first ring the third proof is not needed: steps do not need the
-newcomer before that, the other workers wait for it meanwhile, and it holds no state. For a worker
-that leaves in a switch, the ring must have stood still for longer than a session lasts: the worker
-may have removed its own node and closed its port, and its silence may be a lost packet. A worker
-that answers is never dead; one that lets the others wait for too long is evicted for that
+A worker that answers is never dead; one that lets the others wait for too long is evicted for that
 (:mod:`edl.job.membership`).
 """
 
@@ -26,14 +20,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from edl.job.borrowing import ReclaimTracker
-from edl.job.snapshot import GONE, Snapshot
+from edl.job.snapshot import GONE, Snapshot, since
 from edl.records import Generation, Liveness, ProbeResult, Reclaim, RingMember, Stage
 
 
 @dataclass(frozen=True)
 class LivenessLimits:
-    """The times after which silence, or a ring that completes no step, is a sign of a death."""
-
     switch_s: float = 0.5  # a switch in which no worker has failed takes less than this
     # The ring stands still when no step has completed for both of these.
     frozen_s: float = 1.0
@@ -49,8 +41,6 @@ USUAL = LivenessLimits()
 
 @dataclass(frozen=True)
 class RingIdle:
-    """How long a ring has completed no step, as far as the leader knows."""
-
     quiet_s: float  # since the last complete step that the leader knows of
     usual_s: float  # the median time of a step; 0 before the first step
     observed: str = ""  # a clause about what the leader saw, for the end of a proof's sentence
@@ -61,7 +51,6 @@ class RingIdle:
 
     @property
     def stands(self) -> bool:
-        """Whether no step has completed for much longer than a step takes."""
         least_s = self.limits.frozen_s if self.least_s is None else self.least_s
         return self.quiet_s > max(least_s, self.limits.frozen_steps * self.usual_s)
 
@@ -73,7 +62,6 @@ def workers_to_probe(
     idle: RingIdle,
     heard_s: Mapping[int, float] = MappingProxyType({}),  # since a worker's last answer, if any
 ) -> dict[int, tuple[str, int]]:
-    """Return the address and port of each worker that the leader asks whether it lives."""
     new, members = snapshot.generation, {member.id: member for member in snapshot.members}
     ready = [member for member in snapshot.members if member.stage is Stage.READY]
     lately_s = idle.limits.newcomer_s * len(ready)
@@ -105,7 +93,6 @@ def workers_to_probe(
 def proof(
     worker: int, place: str, answer: ProbeResult, snapshot: Snapshot, idle: RingIdle
 ) -> str | None:
-    """Return a sentence that says what proves that a worker is dead; None if nothing does."""
     if (reason := gone(worker, place, answer)) is not None:
         return reason
     # One that answers is alive, and one with a session may be.
@@ -116,7 +103,8 @@ def proof(
     ranked = "without a rank" if rank is None else f"rank {rank}"
     left = f"w{worker} ({ranked}, host {member.host if member else '?'}) left ZooKeeper"
     planned = new is not None and bool(new.previous)
-    # Steps do not need a newcomer of a planned generation that nobody has entered.
+    # Steps do not need a newcomer of a planned generation that nobody has entered: the others wait
+    # for it meanwhile, and it holds no state.
     if new is not None and planned and worker in new.joined and not snapshot.switched:
         return (
             f"it is frozen or cut off: {left} on its way into its first ring, and {place} does not "
@@ -136,7 +124,6 @@ def proof(
 
 
 def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
-    """Return what proves that a worker's process has ended; None: nothing does."""
     if answer.liveness is Liveness.REFUSED:
         return f"{GONE}: {place} refuses connections"
     if answer.name not in (None, f"w{worker}"):
@@ -145,14 +132,11 @@ def gone(worker: int, place: str, answer: ProbeResult) -> str | None:
 
 
 def ring_members(generation: Generation | None) -> dict[int, RingMember]:
-    """Return the members of a generation and of the ring before it, whose entries win, by id."""
     return {m.id: m for m in (*generation.members, *generation.previous)} if generation else {}
 
 
 # ------------------------------------------------------------
-# Measure for how long the facts by which a leader decides about members have been true.
-#
-# The entry point is `AgeTracker`; a leader has one for each of its terms.
+# Measure for how long the facts have been true by which a leader decides.
 
 
 AWAY_S = 10.0  # if a snapshot comes later, the leader could not read: the rest does not count
@@ -160,8 +144,6 @@ AWAY_S = 10.0  # if a snapshot comes later, the leader could not read: the rest 
 
 @dataclass(frozen=True)
 class Ages:
-    """How long the leader has seen the facts by which it decides, by its own clock."""
-
     # All ages begin at 0 with a new leader. Time in which it cannot read ZooKeeper does not count,
     # for the workers may not be able to write then, either. So a limit may take longer, never less.
 
@@ -176,8 +158,6 @@ class Ages:
 
 
 class AgeTracker:
-    """The ages in one leader's term, from the snapshots that it reads."""
-
     def __init__(self, now_s: float) -> None:
         self._since = now_s
         self._observed_s = now_s
@@ -189,7 +169,6 @@ class AgeTracker:
         self._reclaims = ReclaimTracker()
 
     def observe(self, snapshot: Snapshot, now_s: float) -> Ages:
-        """Return the ages of the facts in a new snapshot, which was read at `now_s`."""
         reclaims_s = self._reclaims.observe(snapshot.desired, now_s)
         self._away_s += max(0.0, now_s - self._observed_s - AWAY_S)
         self._observed_s = now_s
@@ -208,8 +187,8 @@ class AgeTracker:
             m.id in snapshot.evicted for m in snapshot.ring if m.id not in new.left
         )
         # Since a fact became true; None: it is not.
-        self._broken = _since(self._broken, snapshot.is_broken, now_s)
-        self._lost = _since(self._lost, lost, now_s)
+        self._broken = since(self._broken, snapshot.is_broken, now_s)
+        self._lost = since(self._lost, lost, now_s)
         return Ages(
             now_s - self._since,
             {worker: now_s - at for worker, (_, at) in self._stages.items()},
@@ -218,7 +197,3 @@ class AgeTracker:
             0.0 if self._lost is None else now_s - self._lost,
             reclaims_s,
         )
-
-
-def _since(before: float | None, is_true: bool, now_s: float) -> float | None:
-    return (now_s if before is None else before) if is_true else None

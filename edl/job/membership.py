@@ -103,7 +103,6 @@ def _decide_ring(  # noqa: C901 - one decision, its guards in order
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision about the ring, by the first guard that applies."""
     job, current, ring = snapshot.job, snapshot.generation, snapshot.ring
     # The members of a job that has ended leave by themselves.
     if job.state.over or (current is not None and not current.members):
@@ -252,7 +251,6 @@ def _next(
 
 
 def _end(current: Generation | None, reason: str) -> MembershipDecision:
-    """Return the decision to end the job: all workers leave after the same step."""
     return _next(current, reason, (), -1, left=current.worker_ids if current is not None else ())
 
 
@@ -272,7 +270,6 @@ def _start(
     limits: Limits,
     hosts_before: Sequence[str] = (),  # of a ring that has died, in the order of its ranks
 ) -> MembershipDecision:
-    """Return the decision to start a ring with the ready workers, or to wait for more of them."""
     ready = [m for m in healthy.values() if m.stage is Stage.READY]
     count, sizes = len(ready), snapshot.job.sizes
     size = sizes.below(count) if sizes.enough(count) else None
@@ -302,7 +299,6 @@ def _start_again(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision to start a job again whose ring has died to the last worker, or wait."""
     job, assigned, agents = snapshot.job, snapshot.assigned, {host.name for host in snapshot.hosts}
     hostless = [host for host, n in assigned.hosts.items() if n and host not in agents]
     startable = sum(n for host, n in assigned.hosts.items() if host in agents)
@@ -339,7 +335,6 @@ def _repair(
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision that repairs a broken ring, or one to wait for reports of its members."""
     broken = f"generation {current.number} is broken"
     unreported = [
         m.id for m in ring if m.id in training and not reports_broken(training[m.id], current)
@@ -397,7 +392,6 @@ def _has_state(member: Member, current: Generation) -> bool:
 def _without_newcomers(
     snapshot: Snapshot, current: Generation, healthy: Mapping[int, Member], lost: Sequence[int]
 ) -> MembershipDecision:
-    """Return the decision that replaces a planned generation by one without its lost newcomers."""
     joined = [worker for worker in current.joined if worker not in lost]
     old = [member.id for member in current.members if member.id not in current.joined]
     # Leavers stay in the places of lost newcomers, so that the ring is as large as is wanted. Those
@@ -436,7 +430,6 @@ def _change(  # noqa: C901 - one decision, its guards in order
     ages: Ages,
     limits: Limits,
 ) -> MembershipDecision:
-    """Return the decision with the next generation of a ring that trains, or why there is none."""
     active, sizes, assigned = current.members, snapshot.job.sizes, snapshot.assigned
     # A crash may have left a size that is not allowed, and nobody who can start the others.
     snapshot = with_allowed_size(snapshot, active, ages, limits)
@@ -453,10 +446,9 @@ def _change(  # noqa: C901 - one decision, its guards in order
     if assigned.by_slot and not arriving and signalled == len(active):
         return _end(current, ALL_ASKED)
     newcomers = sort_newcomers(arriving, snapshot, current, departures, silent, ages, limits)
-    # A refusal is said at once; an accepted drain is answered with the switch in which it happens.
-    wait = MembershipDecision(
-        "", evict=newcomers.evict, answers=tuple(one for one in answers if not one.accepted)
-    )
+    # A refusal is written at once; an accepted drain is answered with the switch that does it.
+    refusals = tuple(answer for answer in answers if not answer.accepted)
+    wait = MembershipDecision("", evict=newcomers.evict, answers=refusals)
     # Newcomers that come up together join in one switch, for each switch costs a pause.
     if newcomers.ready and newcomers.coming and newcomers.ready_s < limits.gather_s:
         reason = f"{names(newcomers.ready)} are ready and wait for {names(newcomers.coming)}"
@@ -502,7 +494,7 @@ def _change(  # noqa: C901 - one decision, its guards in order
             return replace(wait, reason=reason, again_s=again_s)
 
     # The switch. The members that stay keep their order, then newcomers follow by id.
-    leaving, joining = sorted(one.id for one in target.leaving), sorted(target.joining)
+    leaving, joining = sorted(worker.id for worker in target.leaving), sorted(target.joining)
     stay = [member for member in active if member.id not in leaving]
     members = [*stay, *(_ring_member(healthy[worker]) for worker in joining)]
     lowered = without_leaving(snapshot.assigned.hosts, target.leaving)
@@ -522,10 +514,10 @@ def _change(  # noqa: C901 - one decision, its guards in order
     decision = _next(current, reason, members, source, joining, leaving, active, fits)
     # The desired number falls with the switch in which a worker leaves, and not before: else it
     # would fall again with each decision. So the drain of a postponed worker stays open, too.
-    closed = [one for one in answers if not (one.accepted and one.worker in target.postponed_ids)]
+    closed = [a for a in answers if not (a.accepted and a.worker in target.postponed_ids)]
     change = None
     if lowered != assigned.hosts:
-        why = f"{names([one.id for one in target.leaving])} {verb(len(leaving), 'leaves', 'leave')}"
+        why = f"{names([w.id for w in target.leaving])} {verb(len(leaving), 'leaves', 'leave')}"
         if snapshot.assigned is not assigned:
             why = f"nobody can start who is lacking, and the job may have {sizes}"
         change = set_desired(snapshot.desired, assigned, lowered, RequestedBy.LEADER, why)

@@ -31,13 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------
-# Write a worker's events to the job's log, in order and each once, also if ZooKeeper fails.
-
-
 class EventLog:
-    """The writer of the events in a worker's shared state; only the daemon thread calls it."""
-
     def __init__(self, events: EventNodes, shared: SharedState) -> None:
         self._events = events
         self._shared = shared
@@ -47,40 +41,26 @@ class EventLog:
     def write(self) -> None:
         """Write all queued events to ZooKeeper; one whose write failed stays in the queue."""
         while (event := self._shared.next_event()) is not None:
-            # A write that failed may have been carried out.
-            if not (self._unsure and self._is_there(event)):
+            # A write that failed may have been carried out. An event that this edl cannot read,
+            # because a newer one has written it, is another one.
+            data = encode(event.to_json())
+            logged = self._events.read_known(self._last) if self._unsure else ()
+            if not any(encode(written.to_json()) == data for _, written in logged):
                 self._unsure = True
                 self._last = self._events.add(event)
             self._unsure = False
             self._shared.event_is_written()
 
-    def _is_there(self, event: Event) -> bool:
-        # An event that this edl cannot read, because a newer one has written it, is another one.
-        data = encode(event.to_json())
-        logged = self._events.read_known(self._last)
-        return any(encode(e.to_json()) == data for _, e in logged)
-
 
 # ------------------------------------------------------------
-# Keep a worker's standard output and error in a file of bounded size; survive a full disk.
-#
-# A worker writes to a file, not to a pipe of its agent, so that it can go on when the agent is
-# gone. It begins a new file when the old one has reached its limit. Where `print` would raise
-# because the disk is full, the line is left out instead. `OwnLog` stands for the file.
+# Keep a worker's output in a file of bounded size: not in a pipe of its agent, so that it can go on
+# when the agent is gone. Where `print` would raise because the disk is full, the line is left out
+# instead.
 
 
 _NEXT = ".next"  # of the one that takes its place in a moment
-
 _STREAMS = {"stdout": 1, "stderr": 2}
-
-_OF_THE_DISK = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EIO,
-    errno.EROFS,
-    errno.ESTALE,
-)
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
 
 
 class OwnLog:
@@ -94,7 +74,6 @@ class OwnLog:
         self._failure: str | None = None  # of an outage that nobody has asked for
 
     def guard(self) -> None:
-        """Replace `sys.stdout` and `sys.stderr` by streams that no error of the disk stops."""
         for name, descriptor in _STREAMS.items():
             stream = getattr(sys, name)
             if isinstance(stream, io.TextIOWrapper) and self._is_own(descriptor):
@@ -109,10 +88,6 @@ class OwnLog:
                 )
                 setattr(sys, name, guarded)
                 setattr(sys, f"__{name}__", guarded)
-
-    def poll(self, max_bytes: int) -> str | None:
-        self.rotate(max_bytes)
-        return self.take_failure()
 
     def rotate(self, max_bytes: int) -> None:
         """Begin a new file if this one has `max_bytes` or more; keep one former file."""
@@ -169,14 +144,11 @@ class OwnLog:
 
 
 class _Lossy(io.FileIO):
-    """A raw stream to a file that leaves out what the disk does not take."""
-
     def __init__(self, descriptor: int, log: OwnLog) -> None:
         super().__init__(descriptor, "wb", closefd=False)
         self._log = log
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write `data` as far as the disk takes it, and return the length of all of it."""
         left = memoryview(data).cast("B")
         length = len(left)
         try:
@@ -195,38 +167,29 @@ class _Lossy(io.FileIO):
 
 
 # ------------------------------------------------------------
-# End a job in order while ZooKeeper is away.
-#
-# The end of the job cannot be written to ZooKeeper then. Instead, the agent of `edl run` tells a
-# worker on the worker's own port (`POST /end`, signed), and that worker tells the other workers of
-# its ring (`JobEndEndpoint`). Each worker's step record says whether it knows of the end. All
-# workers leave after the first step in which every record says so, as when the leader ends the job
-# (`END`).
+# End a job in order while ZooKeeper is away: the agent of `edl run` tells a worker on its own port
+# (`POST /end`, signed), which tells the others of its ring. Each worker's step record says whether
+# it knows of the end, and all leave after the first step in which every record says so, as when the
+# leader ends the job.
 
 
 class JobEndEndpoint:
-    """The HTTP path `/end` of a worker, at which it is told that its job ends."""
-
     # The server's thread calls `announce`, with a generation without members, which means the end.
     def __init__(self, key: str, announce: Callable[[Generation], None]) -> None:
         self._key = key
         self._announce = announce
         self._lock = threading.Lock()
-        self._current: Generation | None = None
+        self.current: Generation | None = None  # the daemon sets it
         self._told = False
 
     def add_to(self, server: DaemonServer) -> None:
-        """Let `server` answer the path `/end`, for signed requests only."""
         server.add_route(END_PATH, self._answer, changes=True)
-
-    def generation_is(self, generation: Generation) -> None:
-        self._current = generation
 
     def _answer(self, request: HttpRequest) -> tuple[int, bytes]:
         """Announce the end and pass it on, at the first request; its body is the reason."""
         if request.method != "POST":
             return 405, b""
-        current = self._current
+        current = self.current
         if current is None or not current.members:
             return 409, b"in no ring"
         reason = request.body.decode(errors="replace")
@@ -235,12 +198,8 @@ class JobEndEndpoint:
         if first:
             self._announce(current.as_end(reason))
             # Not on the server's loop, which would wait for others that tell this worker.
-            threading.Thread(
-                target=tell_end,
-                args=(self._key, current.members, reason),
-                name="edl-end",
-                daemon=True,
-            ).start()
+            args = self._key, current.members, reason
+            threading.Thread(target=tell_end, args=args, name="edl-end", daemon=True).start()
         return 200, b""
 
 
@@ -263,7 +222,6 @@ class PendingWrites:
         return self._member
 
     def register(self, member: Member) -> None:
-        """Write the member node of this worker for the first time, at once."""
         self._member = member
         self._store.members.put(member)
 
@@ -315,7 +273,6 @@ class PendingWrites:
             self._written.notify_all()
 
     def remove_member(self) -> None:
-        """Remove the member node of this worker and its candidate nodes."""
         if self._member is not None:
             self._store.members.remove(self._member.id, self._member.attempt_id)
 
@@ -337,7 +294,6 @@ class PendingWrites:
             self._shared.on_event(event)
 
     def _is_left_out(self) -> bool:
-        """Read from ZooKeeper whether the job goes on without this worker."""
         _, generation, evicted, *_ = self._store.watch_generation(None)
         own = self._member
         assert own is not None  # it has trained

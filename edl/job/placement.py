@@ -1,8 +1,8 @@
-"""Decide how many workers each host gets; the entry point is :func:`place_workers`.
+"""Decide how many workers each host gets.
 
 Hosts keep the workers that they have. Further ones go to free slots of the hosts in the order of
-their names, and workers are taken from the last hosts by name. The functions change no argument and
-write nothing; the result depends on the arguments only, and never on an order of arrival.
+their names, and workers are taken from the last hosts by name. Nothing depends on an order of
+arrival.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ Placement = Mapping[str, int]  # workers by host
 
 
 def whole(number: SupportsIndex, least: int | None = None) -> int:
-    """Return a number of workers from a user's program as an int; NumPy's integers are accepted."""
     # Not a float: a desired number of 2.0 would end all agents that read it.
     try:
         count = operator.index(number)
@@ -38,7 +37,6 @@ def whole(number: SupportsIndex, least: int | None = None) -> int:
 def place_workers(
     job: str, np: int, desired: Placement, hosts: Sequence[Host], by_slot: bool = False
 ) -> dict[str, int]:
-    """Return the placement (workers by host) of `np` workers that differs least from `desired`."""
     slots = {host.name: host.slots for host in hosts}
     new = {name: max(0, wanted) for name, wanted in sorted(desired.items())}
     lacking = np - sum(new.values())
@@ -48,7 +46,16 @@ def place_workers(
             new[name] = new.get(name, 0) + added
         lacking -= added
     if lacking > 0:
-        raise UsageError(_too_few(job, np, desired, slots, by_slot))
+        parts = [f"{name}: {count}" for name, count in sorted(slots.items())]
+        gone = sorted(set(desired) - set(slots))
+        missing = "no longer discovered" if by_slot else "without an agent"
+        parts += [f"{name}: {desired[name]} {missing}" for name in gone]
+        capacity = sum(max(count, desired.get(name, 0)) for name, count in slots.items())
+        capacity += sum(desired[name] for name in gone)
+        raise UsageError(
+            f"cannot scale job {job} to {workers(np)}: its hosts have {counted(capacity, 'slot')} "
+            f"({', '.join(parts) or 'no host'}); {to_add(job, by_slot)}"
+        )
     # Hosts that are not available lose their workers first.
     for name in sorted(new, key=lambda name: (name not in slots, name), reverse=True):
         taken = min(max(0, -lacking), new[name])
@@ -60,7 +67,6 @@ def place_workers(
 def move(
     snapshot: Snapshot, np: int | None, source: str, target: str, desired: Placement
 ) -> dict[str, int]:
-    """Return the desired workers by host after `np` workers (None: all) were moved to another."""
     job, by_slot = snapshot.job.name, snapshot.assigned.by_slot
     there, here = desired.get(target, 0), desired.get(source, 0)
     np = here if np is None else np
@@ -93,7 +99,6 @@ def move(
 
 
 def to_add(job: str, by_slot: bool, host: str = "") -> str:
-    """Return advice on how to let a job use one more host, as a clause of an error message."""
     if by_slot:
         return f"let edl-discover offer {host or 'another host'} to horovodrun"
     named = f" --host {host}" if host else ""
@@ -114,11 +119,8 @@ def return_absent(desired: Placement, host: str, here: Mapping[str, int]) -> dic
 
 
 def without_host(snapshot: Snapshot, host: str, desired: Placement) -> dict[str, int]:
-    """Return the desired workers by host after `host` has left the job."""
     job, before = snapshot.job, snapshot.desired.hosts
-    here = Counter(
-        member.host for member in (snapshot.generation.members if snapshot.generation else ())
-    )
+    here = Counter(member.host for member in snapshot.newest_members)
     new = dict(desired)
     for name in here:  # a worker that was asked to leave since then moves nowhere
         here[name] -= max(0, before.get(name, 0) - desired.get(name, 0))
@@ -141,7 +143,6 @@ def without_host(snapshot: Snapshot, host: str, desired: Placement) -> dict[str,
 def without_slot(
     snapshot: Snapshot, host: str, given_up: Collection[int], elsewhere: bool = True
 ) -> dict[str, int] | None:
-    """Return the desired workers by host after a slot of `host` was disabled; None: too few."""
     # `given_up` are all disabled slots of `host`. If a worker would fail `elsewhere`, too, none is
     # added in a free slot.
     job, desired = snapshot.job, snapshot.desired.hosts
@@ -168,30 +169,12 @@ def _settled(
     return None
 
 
-def _too_few(job: str, np: int, desired: Placement, slots: Mapping[str, int], by_slot: bool) -> str:
-    """Return the error message for a job that wants more workers than its hosts have slots."""
-    parts = [f"{name}: {count}" for name, count in sorted(slots.items())]
-    gone = sorted(set(desired) - set(slots))
-    missing = "no longer discovered" if by_slot else "without an agent"
-    parts += [f"{name}: {desired[name]} {missing}" for name in gone]
-    capacity = sum(max(count, desired.get(name, 0)) for name, count in slots.items())
-    capacity += sum(desired[name] for name in gone)
-    return (
-        f"cannot scale job {job} to {workers(np)}: its hosts have {counted(capacity, 'slot')} "
-        f"({', '.join(parts) or 'no host'}); {to_add(job, by_slot)}"
-    )
-
-
 # ------------------------------------------------------------
-# Compute a worker's place in a ring, in Horovod's terms, from the members of its generation.
-#
-# The entry point is `topology_of`. All ranks and indices begin at 0.
+# A worker's place in a ring, in Horovod's terms. All ranks and indices begin at 0.
 
 
 @dataclass(frozen=True)
 class WorkerTopology:
-    """A worker's place in a ring: Horovod's six numbers, and the index of its host."""
-
     rank: int
     size: int
     local_rank: int  # among the workers of its host
@@ -202,7 +185,6 @@ class WorkerTopology:
 
 
 def topology_of(members: Sequence[RingMember], rank: int) -> WorkerTopology:
-    """Return the place of one worker in a ring, in Horovod's terms."""
     hosts = list(dict.fromkeys(member.host for member in members))
     by_host = {
         host: [r for r, member in enumerate(members) if member.host == host] for host in hosts
@@ -222,13 +204,8 @@ def topology_of(members: Sequence[RingMember], rank: int) -> WorkerTopology:
 
 
 # ------------------------------------------------------------
-# Check and describe which devices of each host a job may use, and place workers as they are asked.
-#
-# `device_sets` checks what a user's program gives, `check_devices` compares it with the workers,
-# and `placed_exactly` computes the placement.
-#
-# The *number of a device* is that of one of the host's slots, from 0; where the host has GPUs, it
-# is the number of a GPU. A job that is limited to devices has a set of them for each of its hosts.
+# Which devices of each host a job may use. The number of a device is that of one of the host's
+# slots, from 0; where the host has GPUs, it is the number of a GPU.
 
 
 DeviceSets = Mapping[str, tuple[int, ...]]  # the numbers of the devices, by host
@@ -237,7 +214,6 @@ NO_DEVICES: DeviceSets = {}
 
 
 def device_sets(devices: Mapping[str, Sequence[SupportsIndex]] | None) -> DeviceSets:
-    """Return the devices that a user's program gives for each host, checked and sorted."""
     if devices is None:
         return NO_DEVICES
     if not isinstance(devices, Mapping):
@@ -249,7 +225,6 @@ def device_sets(devices: Mapping[str, Sequence[SupportsIndex]] | None) -> Device
 
 
 def check_devices(action: str, hosts: Placement, devices: DeviceSets) -> None:
-    """Raise an error if more workers are placed on a host than it has devices for the job."""
     for host, np in sorted(hosts.items()) if devices else ():
         allowed = devices.get(host, ())
         if np > len(allowed):
@@ -263,7 +238,6 @@ def check_devices(action: str, hosts: Placement, devices: DeviceSets) -> None:
 def placed_exactly(
     snapshot: Snapshot, hosts: Placement, devices: DeviceSets, desired: Placement
 ) -> dict[str, int]:
-    """Return the placement with exactly `hosts`: all other hosts of the job have no worker."""
     job = snapshot.job
     job.sizes.check_scale(job.name, sum(hosts.values()))
     refusal = f"place workers of job {job.name}"
@@ -286,7 +260,6 @@ def placed_exactly(
 
 
 def is_placed(snapshot: Snapshot, hosts: Placement) -> bool:
-    """Return whether a ring trains with the workers of `hosts`, each on a device it may use."""
     if snapshot.generation is None or workers_of_ring(snapshot) != {
         h: n for h, n in hosts.items() if n
     }:
@@ -299,13 +272,10 @@ def is_placed(snapshot: Snapshot, hosts: Placement) -> bool:
 
 
 def workers_of_ring(snapshot: Snapshot) -> dict[str, int]:
-    """Return how many workers of the newest generation each host has, by name of the host."""
-    members = snapshot.generation.members if snapshot.generation is not None else ()
-    return dict(sorted(Counter(member.host for member in members).items()))
+    return dict(sorted(Counter(member.host for member in snapshot.newest_members).items()))
 
 
 def describe_devices(devices: DeviceSets) -> str:
-    """Return a clause that names the devices of each host, such as "devices of a: 0, 1"."""
     return "; ".join(
         f"devices of {host}: {', '.join(map(str, numbers)) or 'none'}"
         for host, numbers in sorted(devices.items())
@@ -313,7 +283,6 @@ def describe_devices(devices: DeviceSets) -> str:
 
 
 def _numbers(host: str, given: object) -> tuple[int, ...]:
-    """Return the numbers `given` of the devices of `host`, checked and sorted."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise UsageError(
             f"the devices of host {host} are {given!r}; give their numbers, for example: (0, 1)"
@@ -328,14 +297,10 @@ def _numbers(host: str, given: object) -> tuple[int, ...]:
 
 
 # ------------------------------------------------------------
-# Tell how far a migration of workers between two hosts is, and how it went.
-#
-# The entry points are `migration_status` during a migration and `migration_outcome` after it.
-#
-# All is read from the job's records in ZooKeeper. The migration itself follows from the desired
-# workers: the target's agent starts newcomers, the leader keeps the workers that leave the source
-# until the newcomers are ready, and lets all change places in one switch (`membership`). So the
-# migration goes on if the process that asked for it ends. No function here decides about members.
+# How far a migration between two hosts is, read from the job's records alone. It follows from the
+# desired workers: the target's agent starts newcomers, the leader keeps the workers that leave the
+# source until these are ready, and lets all change places in one switch (`membership`). So it goes
+# on if the process that asked for it ends.
 
 
 @dataclass(frozen=True)
@@ -355,8 +320,6 @@ class Move:
 
 @dataclass(frozen=True)
 class MigrationStatus:
-    """How far a migration of workers between two hosts has come."""
-
     done: bool  # both hosts have what is desired now, and all members are in the newest generation
     there: int  # how many have moved
     changed: bool  # the desired numbers of the two hosts are not those of the request any more
@@ -395,9 +358,8 @@ class Migration:
 
 
 def migration_status(move: Move, snapshot: Snapshot) -> MigrationStatus:
-    """Return how far a migration has come; it goes on whatever the result is."""
     generation, desired = snapshot.generation, snapshot.desired.hosts
-    members = generation.members if generation is not None else ()
+    members = snapshot.newest_members
     number = generation.number if generation is not None else 0
     ring = Counter(member.host for member in members)
     adopted = {m.id for m in snapshot.members if m.generation >= number}
@@ -433,7 +395,6 @@ def migration_outcome(
     last: int,
     seen: Iterable[Generation] = (),  # a leader may have died before it logged its generation
 ) -> Migration:
-    """Return how a migration went that was done in generation `last`."""
     logged = {e.generation: e.details for e in events if isinstance(e.details, GenerationDetails)}
     written = {n: (one.joined, one.left, one.repair) for n, one in logged.items()}
     for one in seen:
@@ -455,24 +416,19 @@ def migration_outcome(
 
 
 def stall_s(switch: SwitchDetails) -> float:
-    """Return for how many seconds a switch held up the old member that waited longest."""
     return max((p.stall_s for p in switch.workers.values() if p.role == "old"), default=0.0)
 
 
 # ------------------------------------------------------------
-# Choose the host on which one worker is replaced: another host if it has room, else the same.
-#
-# The entry point is `place_replacement`; `undo_replacement` undoes its result.
-#
-# In both cases there is one switch: the leader keeps the worker until its replacement is ready
-# (`resize`), which the agent of the chosen host starts meanwhile.
+# The host on which one worker is replaced: another one if it has room, else the same. In both cases
+# there is one switch: the leader keeps the worker until its replacement is ready (`resize`).
 
 
 def place_replacement(
     snapshot: Snapshot, worker: int, avoided: Collection[str]
 ) -> tuple[str, Placement] | None:
     """Return the host for the replacement of `worker`, and the workers to desire for it, if any."""
-    members = snapshot.generation.members if snapshot.generation is not None else ()
+    members = snapshot.newest_members
     member = next((member for member in members if member.id == worker), None)
     if member is None or snapshot.assigned.by_slot:
         return None
@@ -480,7 +436,11 @@ def place_replacement(
     # A worker leaves this host anyway.
     if desired.get(member.host, 0) < sum(other.host == member.host for other in members):
         return None
-    free = {host.name: _free(host, desired.get(host.name, 0)) for host in snapshot.agents}
+    free = {
+        host.name: host.slots - len(host.disabled) - desired.get(host.name, 0)
+        for host in snapshot.agents
+        if not host.leaving
+    }
     # Hosts that are slow themselves are avoided; the worker's own one may be among them.
     open_ = [name for name in free if free[name] > 0 and name not in avoided]
     if not open_:
@@ -495,32 +455,21 @@ def place_replacement(
 
 
 def undo_replacement(snapshot: Snapshot, request: Request) -> Placement:
-    """Return the desired workers by host after a replacement did not start and is given up."""
-    desired, generation = dict(snapshot.desired.hosts), snapshot.generation
-    members = generation.members if generation is not None else ()
-    member = next((member for member in members if member.id == request.worker), None)
+    desired = dict(snapshot.desired.hosts)
+    member = next((m for m in snapshot.newest_members if m.id == request.worker), None)
     if member is None or request.host == member.host or not desired.get(request.host, 0):
         return desired
     source, target = desired.get(member.host, 0) + 1, desired[request.host] - 1
     return {**desired, member.host: source, request.host: target}
 
 
-def _free(host: Host, desired: int) -> int:
-    return 0 if host.leaving else host.slots - len(host.disabled) - desired
-
-
 # ------------------------------------------------------------
-# Say whether the hosts of a job that has not begun can have enough workers for its first ring.
-#
-# A job may be created for several hosts before any agent runs there. The leader starts the first
-# ring when all workers of these hosts are ready, or after a time limit with at least `min_np` of
-# them (`decide`). With fewer it would wait for ever for a host that does not come, so the agents
-# end such a job (`job_end`). `has_too_few_places` says whether the hosts of a job have too few
-# workers to begin, and `why_too_few` gives the reason as a sentence.
+# Whether the hosts of a job that has not begun can have enough workers for its first ring. A job
+# may be created before any agent runs. With fewer than `min_np` the leader would wait for ever for
+# a host that does not come, so the agents end such a job (`job_end`).
 
 
 def has_too_few_places(snapshot: Snapshot) -> bool:
-    """Return whether a job cannot begin on its present hosts with any number that it may have."""
     if snapshot.generation is not None or snapshot.job.state is not JobState.RUNNING:
         return False
     if snapshot.assigned.by_slot:  # horovodrun's driver finds hosts
@@ -529,7 +478,6 @@ def has_too_few_places(snapshot: Snapshot) -> bool:
 
 
 def why_too_few(snapshot: Snapshot, within_s: float) -> str:
-    """Return the sentence with which a job fails because its hosts have too few workers."""
     here, places = sum(_workers(snapshot).values()), _places(snapshot)
     sizes = snapshot.job.sizes
     least = sizes.above(sizes.min_np) or sizes.min_np
@@ -562,13 +510,9 @@ def _places(snapshot: Snapshot) -> dict[str, int]:
 
 
 # ------------------------------------------------------------
-# Compute the desired workers when a host joins a running job (`edl join`).
-#
-# The entry point is `request_workers`.
-#
-# In a cluster, hosts are replaced by hosts with other names. The workers desired on a host that is
-# gone are therefore not counted when a host joins: with at most 4 workers allowed, a new host can
-# get the 2 workers of a host that is gone.
+# The desired workers when a host joins (`edl join`). In a cluster, hosts are replaced by hosts with
+# other names, so workers desired on a host that is gone are not counted: with at most 4 workers
+# allowed, a new host can get the 2 of a host that is gone.
 
 
 def request_workers(
@@ -579,7 +523,6 @@ def request_workers(
     got: int | None = None,  # how many were desired on `host` after it asked last; None: it did not
     late: bool = False,  # all hosts of a new job have had the time to register
 ) -> dict[str, int]:
-    """Return the desired workers by host after a joining host has asked for `np` workers in all."""
     has = desired.get(host, 0)
     if withdrawn(has, got):
         return dict(desired)

@@ -1,8 +1,7 @@
 """Apply a job's policy in each turn of the leader: its size, global batch and slow workers.
 
-The main entry is :class:`PolicyLoop`. Nothing is written here:
-:class:`edl.job.leader.LeaderTerm` writes the results, in transactions that fail if another
-worker has become the leader.
+:class:`edl.job.leader.LeaderTerm` writes the results, in transactions that fail if another leads by
+now.
 """
 
 from __future__ import annotations
@@ -63,8 +62,6 @@ News = tuple[tuple[Details, str], ...]  # details of an event, and its reason
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """The decisions of one turn of a job's policy."""
-
     says: str = ""  # what the policy wants and why, for people
     news: News = ()  # to be written in one transaction with the decision, if there is one
     decision: MembershipDecision | None = None
@@ -78,15 +75,11 @@ class PolicyResult:
 
 
 # ------------------------------------------------------------
-# Report slow workers, and replace the slowest ones by workers on hosts with a free slot.
-#
-# Until it is replaced, a slow worker trains smaller batches than the others; it chooses their size
-# itself (`loader_steps`). The main entry is `StragglerMitigation`.
+# Report slow workers, and replace the slowest on hosts with a free slot. Until it is replaced, a
+# slow worker trains smaller batches than the others; it chooses their size itself (`loader_steps`).
 
 
 class StragglerMitigation:
-    """The part of a leader that reports slow workers and replaces them by workers in free slots."""
-
     def __init__(self, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._wait_s = wait_s
         self._clock = clock
@@ -96,7 +89,6 @@ class StragglerMitigation:
     def turn(
         self, snapshot: Snapshot, rule: Stragglers, care: Mitigation, learned: ScalingProfile
     ) -> PolicyResult:
-        """Decide which slow worker to replace, one at a time, and which findings to report."""
         now_s, elapsed_s = self._clock(), learned.elapsed_s
         open_ = [request for request in snapshot.requests if request.kind == RequestKind.REPLACE]
         self._since = {r.number: self._since.get(r.number, now_s) for r in open_}
@@ -110,7 +102,7 @@ class StragglerMitigation:
             return PolicyResult(
                 decision=MembershipDecision(outcome, change=change, answers=(answer,))
             )
-        ring = snapshot.generation.members if snapshot.generation else ()
+        ring = snapshot.newest_members
         members = {member.id for member in ring}
         findings = [f for f in care.findings if members.issuperset(f.workers)]
         recent = {h: at for h, at in learned.replaced.items() if elapsed_s - at < rule.again_s}
@@ -139,7 +131,6 @@ class StragglerMitigation:
         done: Mapping[int, str],
         members: set[int],
     ) -> News:
-        """Return the findings to report: new ones, and those whose treatment has changed."""
         before = self._reported
         self._reported = {
             (f.workers, f.at): tuple(w in known for known in (care.shares, done) for w in f.workers)
@@ -156,18 +147,24 @@ class StragglerMitigation:
             if workers and not known & {*workers} and members.issuperset(workers):
                 usual = f"{names(workers)} {at} as fast as the others again"
                 news.append((StragglerReport(workers, "", at, 1.0), usual))
-        return tuple((_details(finding), text) for finding, text in news)
+        return tuple(
+            (
+                StragglerDetails(
+                    tuple(f"w{worker}" for worker in one.workers),
+                    one.host,
+                    str(one.at),
+                    round(one.speed, 3),
+                ),
+                text,
+            )
+            for one, text in news
+        )
 
 
 def _placed(snapshot: Snapshot, hosts: Placement, reason: str) -> DesiredChange | None:
     """Return the change of the desired workers for a replacement; None: it is in the same place."""
     by, reason = RequestedBy.POLICY, f"stragglers: {reason}"
     return set_desired(snapshot.desired, snapshot.assigned, hosts, by, reason) or None
-
-
-def _details(finding: StragglerReport) -> StragglerDetails:
-    workers = tuple(f"w{worker}" for worker in finding.workers)
-    return StragglerDetails(workers, finding.host, str(finding.at), round(finding.speed, 3))
 
 
 def _doing(finding: StragglerReport, care: Mitigation, done: Mapping[int, str]) -> str:
@@ -184,10 +181,8 @@ def _doing(finding: StragglerReport, care: Mitigation, done: Mapping[int, str]) 
 
 
 # ------------------------------------------------------------
-# Call a user's scaling rule in a thread of its own, because it may be slow.
-#
-# If the leader waited for the rule, it would notice a broken ring too late. The main entry is
-# `CustomRuleRunner`.
+# A user's scaling rule runs in a thread of its own: if the leader waited for it, it would notice a
+# broken ring too late.
 
 
 WAIT_S = 0.05  # for an answer in the same turn
@@ -248,9 +243,7 @@ class _RuleCall:
 
 
 # ------------------------------------------------------------
-# Fit the model of a job's step time in a thread, so that the leader does not wait for it.
-#
-# The main entry is `Fitting`.
+# The model of a job's step time is fitted in a thread, too.
 
 
 EVERY_S = 30.0  # between two fits
@@ -301,26 +294,17 @@ def _measured(seen: Mapping[tuple[int, int], SizeMeasurement]) -> list[StepTimeS
 
 
 # ------------------------------------------------------------
-# Apply the policy, turn by turn: `PolicyLoop`.
-#
-# A turn observes the job, asks the rule of its policy, and returns a change of the desired workers,
-# which the leader writes. The rules are pure functions (`policy`). The scaling profile of a job
-# (its throughput by number of workers), and the state of its rule, are in ZooKeeper, where the next
-# leader finds them.
+# The policy, turn by turn. The rules are pure functions (`policy`); the scaling profile, with the
+# state of the rule, is in ZooKeeper, where the next leader finds it.
 
 
 KEEP_S = 10.0  # after so long, what was learned is written again
-
 PROFILE_S = 30.0  # between two reads whether the job was profiled
-
 CHOICE_S = 5.0  # between two choices of the global batch
-
 UNTIMED = "{what} cannot count: the script reads its own data, so nobody knows the workers' times"
 
 
 class PolicyLoop:
-    """The policy of a job as one leader applies it; only the daemon thread calls it."""
-
     def __init__(
         self,
         store: JobStore,
@@ -361,7 +345,6 @@ class PolicyLoop:
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
-        """Record the newest measurements; return what the policy decides, and the batch."""
         kept = snapshot.policy
         if (kept.text, kept.off) != (self._kept.text, self._kept.off):
             try:
@@ -369,7 +352,12 @@ class PolicyLoop:
             except UsageError as error:
                 return PolicyResult(failed=str(error))
             self._kept = kept
-        may_follow, ring = self._may_follow(snapshot), self._ring()
+        # It may follow its policy while it trains, and is not being profiled.
+        generation, ring = snapshot.generation, self._ring()
+        trains = generation is not None and bool(generation.members) and not snapshot.paused
+        may_follow = trains and snapshot.job.state is JobState.RUNNING
+        if may_follow and snapshot.desired.by is RequestedBy.PROFILE:
+            may_follow = self._store.profile.held() is None
         # What the ring reports about itself.
         times, share = slowest(ring.times), data_part(ring.times)
         learned = replace(self.learned, times=times, data_part=share)
@@ -400,30 +388,24 @@ class PolicyLoop:
         if kept.off or ring.batching is None or not ring.batching.is_chosen:
             return result
         # The global batch, if edl chooses it; a choice lasts 5 s.
-        generation = snapshot.generation
         if generation is None or not generation.members:
             return result
         now_s, before = self._clock(), self._choice
         if now_s >= self._choice_due_s:
             observation = self._observed(snapshot, left, _coming(snapshot, generation)[1])
-            self._choice_due_s, self._choice = now_s + CHOICE_S, _chosen(observation)
+            self._choice_due_s = now_s + CHOICE_S
+            try:
+                self._choice = choose_batch(observation)
+            except ArithmeticError as error:
+                logger.exception("the global batch cannot be chosen")
+                self._choice = BatchDecision(0, f"the global batch stays as it is: {error!r}")
             if self._choice.batch not in (0, before.batch):
                 mine = ring.batching.of_all(observation.np)
                 details = GlobalBatchDetails(mine, self._choice.batch)
                 result = replace(result, news=(*result.news, (details, self._choice.reason)))
         return result.with_batch(self._choice.batch, self._choice.reason)
 
-    def _may_follow(self, snapshot: Snapshot) -> bool:
-        """Return whether the job may follow its policy: it trains, and is not being profiled."""
-        generation = snapshot.generation
-        trains = generation is not None and generation.members and not snapshot.paused
-        if not trains or snapshot.job.state is not JobState.RUNNING:
-            return False
-        by_profile = snapshot.desired.by is RequestedBy.PROFILE
-        return not (by_profile and self._store.profile.held() is not None)
-
     def _learn(self, snapshot: Snapshot, sample: ProgressSample | None) -> None:
-        """Add the measurement `sample` and the time since the last turn to the scaling profile."""
         learned, now_s, generation = self.learned, self._clock(), snapshot.generation
         if not (learned.seen or learned.by_batch):  # resumed just now, perhaps from a checkpoint
             kept = self._store.policy.learned()
@@ -453,7 +435,6 @@ class PolicyLoop:
         left: float | None,
         samples_per_s: float,
     ) -> PolicyResult:
-        """Return a change of the job's size, or else the replacement of a slow worker."""
         if policy is not self._followed:
             size = policy.size if policy is not None else None
             self._rule = CustomRuleRunner(size) if isinstance(size, CustomRule) else size
@@ -492,7 +473,11 @@ class PolicyLoop:
             except Exception as error:  # a rule's own, whatever it is
                 logger.exception("the policy has failed")
                 return PolicyResult(failed=f"its rule has failed: {error!r}")
-            is_news = wish.state != learned.state and self._is_news(np, wish)
+            is_news = False
+            if wish.state != learned.state:  # it differs, up to its reason's first colon
+                before = self._reported
+                self._reported = np, wish.np, wish.reason.partition(":")[0]
+                is_news = self._reported != before
             self._learned = learned = replace(learned, state=wish.state)
             change = None
             if not awaits and wish.np != np:
@@ -529,17 +514,11 @@ class PolicyLoop:
         awaits: bool,
         wishes: Sequence[int] = (),  # by rank, how many workers more a script asks for
     ) -> Observation:
-        np = len(snapshot.generation.members) if snapshot.generation is not None else 0
+        np = len(snapshot.newest_members)
         hosts = sorted(snapshot.available, key=lambda host: host.name)
         filled = [host.slots for host in hosts]
         sizes = snapshot.job.sizes
         return self.learned.observation(np, sizes, sum(filled), awaits, left, wishes, filled)
-
-    def _is_news(self, np: int, suggestion: Suggestion) -> bool:
-        """Return whether a suggestion differs from the last one, up to its reason's first colon."""
-        before = self._reported
-        self._reported = np, suggestion.np, suggestion.reason.partition(":")[0]
-        return self._reported != before
 
 
 def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, int], bool]:
@@ -548,11 +527,3 @@ def _coming(snapshot: Snapshot, generation: Generation) -> tuple[Mapping[str, in
     at = {member.id: member.generation for member in snapshot.members}
     entered = all(at.get(worker) == generation.number for worker in generation.worker_ids)
     return coming, not entered or sum(coming.values()) != len(generation.members)
-
-
-def _chosen(observation: Observation) -> BatchDecision:
-    try:
-        return choose_batch(observation)
-    except ArithmeticError as error:
-        logger.exception("the global batch cannot be chosen")
-        return BatchDecision(0, f"the global batch stays as it is: {error!r}")

@@ -1,7 +1,5 @@
 """Compute what a job gains from more workers: the curve of its throughput over its size.
 
-:func:`measured_point` measures one size, a :class:`Curve` collects the sizes.
-
 Two readings of one worker's counters, taken by its own clock at the ends of two steps of one ring,
 give the throughput. Its only error is the noise of the steps' times::
 
@@ -15,7 +13,7 @@ worker trains the same share between two commits: there the work is commits time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -27,11 +25,8 @@ from edl.record import Record
 from edl.records import Job, ProgressSample
 
 WARM_UP = 5  # steps of a new ring that are not measured
-
 STEPS = 50  # steps to measure
-
 PATIENCE = 3  # times the steps to measure; after these, pauses between epochs count too
-
 SAMPLES, COMMITS = "samples", "commits"
 
 
@@ -148,26 +143,7 @@ def measured_point(
     readings: Sequence[ProgressSample], np: int, steps: int = STEPS, warm_up: int = WARM_UP
 ) -> Point | None:
     """Return the throughput of the last reading's ring; None: it was not seen long enough."""
-    run = _newest(readings)
-    if not run or run[0].size != np:
-        return None
-    warm = [reading for reading in run if reading.step >= run[0].step + warm_up]
-    every = list(pairwise(warm))
-    # Between two epochs a script evaluates or saves. These times count only if epochs are so short
-    # that too few steps lie within them.
-    within = [(a, b) for a, b in every if a.epoch == b.epoch]
-    short = _sum(within, _steps) < steps and _sum(every, _steps) >= PATIENCE * steps
-    pairs = every if short else within
-    count, seconds = _sum(pairs, _steps), _sum(pairs, lambda a, b: b.at_s - a.at_s)
-    if count < steps or seconds <= 0:
-        return None
-    samples = _sum(pairs, lambda a, b: b.samples - a.samples)
-    unit, work = (SAMPLES, samples) if samples else (COMMITS, count * np)
-    return Point(np, work / seconds, seconds / count, int(count), seconds, unit)
-
-
-def _newest(readings: Sequence[ProgressSample]) -> list[ProgressSample]:
-    """Return the readings of the last reading's worker in its present ring, oldest first."""
+    # The readings of the last reading's worker in its present ring, oldest first.
     run: list[ProgressSample] = []
     for reading in reversed(readings):
         last = readings[-1]
@@ -175,29 +151,30 @@ def _newest(readings: Sequence[ProgressSample]) -> list[ProgressSample]:
             break
         if not run or reading.step < run[-1].step:  # of one step the newest reading counts
             run.append(reading)
-    return run[::-1]
-
-
-def _steps(a: ProgressSample, b: ProgressSample) -> float:
-    return b.step - a.step
-
-
-def _sum(
-    pairs: Iterable[tuple[ProgressSample, ProgressSample]],
-    difference: Callable[[ProgressSample, ProgressSample], float],
-) -> float:
-    return sum(difference(a, b) for a, b in pairs)
+    run.reverse()
+    if not run or run[0].size != np:
+        return None
+    warm = [reading for reading in run if reading.step >= run[0].step + warm_up]
+    every = list(pairwise(warm))
+    # Between two epochs a script evaluates or saves. These times count only if epochs are so short
+    # that too few steps lie within them.
+    within = [(a, b) for a, b in every if a.epoch == b.epoch]
+    short = sum(b.step - a.step for a, b in within) < steps
+    if short and sum(b.step - a.step for a, b in every) >= PATIENCE * steps:
+        within = every
+    count = sum(b.step - a.step for a, b in within)
+    seconds = sum(b.at_s - a.at_s for a, b in within)
+    if count < steps or seconds <= 0:
+        return None
+    samples = sum(b.samples - a.samples for a, b in within)
+    unit, work = (SAMPLES, samples) if samples else (COMMITS, count * np)
+    return Point(np, work / seconds, seconds / count, count, seconds, unit)
 
 
 # ------------------------------------------------------------
-# Compute which workers a profiled job shall have afterwards, whoever has changed them meanwhile.
-#
-# The process that profiles keeps a `ProfileView`, and afterwards asks its `fate_of` and
-# `given_back`.
-#
-# A profile measures a job at several numbers of workers, so it changes the size again and again.
-# Meanwhile a person may ask for another size, or hosts and workers may join and leave. A size that
-# a person asked for stays. Otherwise only what the profile itself has taken or added is undone.
+# Which workers a profiled job shall have afterwards. A profile changes the size again and again;
+# meanwhile a person may ask for another, or hosts and workers may come and go. A size that a person
+# asked for stays. Otherwise only what the profile itself has taken or added is undone.
 
 
 @dataclass(frozen=True)
@@ -233,10 +210,9 @@ class ProfileView:
 
     def fate_of(self, desired: Placement, hold: ProfileHold | None) -> HoldState:
         """Return why `desired` is desired; without a hold the session of its writer has ended."""
-        ours = desired in self.ours
         if hold is not None and self.overruled(hold):
             return HoldState.ASKED
-        if ours:
+        if desired in self.ours:
             return HoldState.OURS
         # It is not known any more whether it was asked for, or what it was before the change.
         return HoldState.ASKED if hold is None or self.last is None else HoldState.MOVED
@@ -259,16 +235,12 @@ class ProfileView:
             here = desired.get(host, 0)
             wanted = here + self.before.get(host, 0) - last.get(host, 0)
             new[host] = max(0, min(wanted, max(here, slots.get(host, 0))))
-        return _within(new, desired, job)
-
-
-def _within(new: dict[str, int], desired: Placement, job: Job) -> Placement:
-    """Change `new` in place towards `desired` until the job may have its number; return it."""
-    fitting = job.sizes.fit(sum(new.values()))
-    for host in sorted(new, reverse=True):
-        over = sum(new.values()) - fitting
-        new[host] -= max(0, min(over, new[host] - desired.get(host, 0)))
-    for host in sorted(new):
-        short = fitting - sum(new.values())
-        new[host] += max(0, min(short, desired.get(host, 0) - new[host]))
-    return new
+        # Back towards `desired` until the job may have the number.
+        fitting = job.sizes.fit(sum(new.values()))
+        for host in sorted(new, reverse=True):
+            over = sum(new.values()) - fitting
+            new[host] -= max(0, min(over, new[host] - desired.get(host, 0)))
+        for host in sorted(new):
+            short = fitting - sum(new.values())
+            new[host] += max(0, min(short, desired.get(host, 0) - new[host]))
+        return new

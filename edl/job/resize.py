@@ -1,19 +1,7 @@
 """Compute who may leave and who may join a ring that trains, and which size it has then.
 
-:mod:`edl.job.membership` decides the switch; it asks here for the arithmetic:
-
-1. With which numbers: if a crash has left a size that is not allowed, fewer are assigned
-   (:func:`with_allowed_size`).
-2. Who may leave: those that a signal or a request asks to leave, and those beyond the assigned
-   number (:func:`workers_to_leave`).
-3. Who may join: each host gets newcomers up to its assigned number of workers, and further
-   newcomers are evicted (:func:`sort_newcomers`).
-4. How large the ring is after the switch, and who stays longer for that (:func:`choose_target`).
-5. Whether it is worth to wait: newcomers wait for others where they take the places of workers that
-   train meanwhile (:func:`await_replacements`), and workers that got SIGTERM wait briefly for the
-   other workers of their host (:func:`await_same_host`).
-
-A worker that got SIGTERM or was drained is not replaced: the number of desired workers falls by one
+:mod:`edl.job.membership` decides the switch; it asks here for the arithmetic, in five steps. A
+worker that got SIGTERM or was drained is not replaced: the number of desired workers falls by one
 with the switch in which it leaves. There are three exceptions. If its host has more workers than
 are assigned to it, the number stays. If the smaller number is not an allowed size of the job,
 another worker takes the place. If the launcher assigns workers by slot, it starts another worker in
@@ -40,7 +28,6 @@ from edl.text import names, verb, workers, workers_train
 def attainable(
     snapshot: Snapshot, active: Sequence[RingMember], assigned: Placement
 ) -> dict[str, int]:
-    """Return by host how many of the `assigned` workers are in the ring or can be started."""
     if snapshot.assigned.by_slot:
         return dict(assigned)
     # On a host without an agent, which may have died, nobody can start a worker.
@@ -51,7 +38,6 @@ def attainable(
 def with_allowed_size(
     snapshot: Snapshot, active: Sequence[RingMember], ages: Ages, limits: Limits
 ) -> Snapshot:
-    """Return `snapshot`, with fewer assigned if a crash has left a size that is not allowed."""
     sizes, assigned, left = snapshot.job.sizes, snapshot.assigned, len(active)
     # A launcher that assigns slots fills them again.
     if assigned.by_slot:
@@ -81,8 +67,6 @@ class DepartureCause(Enum):
 
 @dataclass(frozen=True)
 class Departure:
-    """A worker that may leave the ring, and what changes when it does."""
-
     id: int
     host: str
     cause: DepartureCause
@@ -140,7 +124,6 @@ def workers_to_leave(
 
 
 def without_leaving(assigned: Placement, departures: Collection[Departure]) -> dict[str, int]:
-    """Return a copy of `assigned` (workers by host) when `departures` have left."""
     lowered = dict(assigned)
     for departure in departures:
         if departure.share:
@@ -149,7 +132,6 @@ def without_leaving(assigned: Placement, departures: Collection[Departure]) -> d
 
 
 def assigned_without_signalled(snapshot: Snapshot) -> Placement:
-    """Return the assigned workers by host, without those that leave by SIGTERM for good."""
     signalled = {member.id for member in snapshot.members if member.stage is Stage.LEAVING}
     lowered = dict(snapshot.assigned.hosts)
     if snapshot.generation is None or snapshot.assigned.by_slot or not signalled:
@@ -167,7 +149,6 @@ def assigned_without_signalled(snapshot: Snapshot) -> Placement:
 def _drained(
     snapshot: Snapshot, active: Sequence[RingMember]
 ) -> tuple[tuple[Request, ...], tuple[Departure, ...]]:
-    """Answer all open requests to drain or replace workers, and return who leaves by them."""
     sizes, assigned = snapshot.job.sizes, dict(snapshot.assigned.hosts)
     answers: list[Request] = []
     drained: dict[int, Departure] = {}
@@ -236,8 +217,6 @@ def _shares(
 
 @dataclass(frozen=True)
 class Newcomers:
-    """The newcomers of a ring, sorted by what happens to them."""
-
     ready: tuple[int, ...]  # the ids of those that may join with the next switch
     coming: tuple[int, ...]  # the ids of those that are expected to become ready
     evict: Mapping[int, str]  # the reason, by worker id
@@ -253,7 +232,6 @@ def sort_newcomers(
     ages: Ages,
     limits: Limits,
 ) -> Newcomers:
-    """Sort the newcomers by whether they may join, are awaited, or are evicted."""
     assigned = without_leaving(snapshot.assigned.hosts, departures)
     # A newcomer may join once it has noted the newest generation in its record, if it is ready for
     # the latest call of Keras' `fit`.
@@ -299,7 +277,6 @@ def is_stuck(member: Member, ages: Ages, limits: Limits) -> bool:
 def _lacking(
     active: Sequence[RingMember], departures: Sequence[Departure], assigned: Placement
 ) -> Counter[str]:
-    """Return how many workers each host lacks after `departures`; below 0: has too many."""
     leaving = {departure.id for departure in departures}
     lacking = Counter(dict(assigned))
     lacking.subtract(member.host for member in active if member.id not in leaving)
@@ -314,8 +291,6 @@ _STATE_SOURCES = (DepartureCause.UNASSIGNED, DepartureCause.DRAIN, DepartureCaus
 
 @dataclass(frozen=True)
 class Target:
-    """The ring that is planned for after a switch."""
-
     joining: tuple[int, ...]  # worker ids
     leaving: tuple[Departure, ...]
     postponed: tuple[Departure, ...]  # put off, so that the ring keeps enough workers
@@ -350,9 +325,13 @@ def choose_target(
             size = len(active) - len(leaving) + joined
             # A ring of one has two for the switch in which its only worker is replaced.
             doubles = bool(source) and joined == len(active) == 1
-            if (doubles or _is_allowed(snapshot, size, active, leaving)) and size >= _least(
-                snapshot, active, leaving
-            ):
+            # Besides the changes that the job's sizes allow, a ring may shrink to the assigned
+            # number, and to any number for a moment if the launcher refills a slot.
+            train, assigned = len(active), without_leaving(snapshot.assigned.hosts, leaving)
+            allowed = snapshot.job.sizes.keeps(size, train)
+            allowed |= size == sum(assigned.values()) < train
+            allowed |= doubles or any(departure.refilled for departure in leaving)
+            if allowed and size >= _least(snapshot, active, leaving):
                 return Target(tuple(ready[:joined]), tuple(leaving), tuple(postponed))
     # No size is allowed: only the workers leave that must, and at most as many newcomers join.
     leaving = [departure for departure in departures if departure.must and departure not in source]
@@ -360,19 +339,7 @@ def choose_target(
     return Target(tuple(ready[:joined]), tuple(leaving), (*source, *can_wait))
 
 
-def _is_allowed(
-    snapshot: Snapshot, size: int, active: Sequence[RingMember], leaving: Sequence[Departure]
-) -> bool:
-    """Return whether a ring may be changed to `size` workers in one switch."""
-    # Besides the changes that the job's sizes allow, a ring may shrink to the assigned number, and
-    # to any number for a moment if the launcher refills a slot.
-    train, assigned = len(active), sum(without_leaving(snapshot.assigned.hosts, leaving).values())
-    refilled = any(departure.refilled for departure in leaving)
-    return snapshot.job.sizes.keeps(size, train) or refilled or (size == assigned < train)
-
-
 def _least(snapshot: Snapshot, active: Sequence[RingMember], leaving: Sequence[Departure]) -> int:
-    """Return the smallest size that the ring may have when `leaving` have left."""
     # All must leave, whatever the size.
     if all(departure.must for departure in leaving):
         return 0

@@ -1,9 +1,7 @@
 """Interpret how a ring broke, for messages, and decide when it is in vain to repair it again.
 
-:func:`short_error` and :func:`blamed_rank` read Horovod's error: a line of C++ with the path of a
-source file in front. It names the failed neighbour by its address only, so the neighbour's rank can
-be told only if no other member of the ring has that address. The rank is a hint for people: whether
-a worker is dead is decided by proof (:mod:`edl.job.liveness`). :class:`RepairCount` counts repairs.
+Horovod's error is a line of C++ that names the failed neighbour by its address only, so its rank is
+a hint for people: whether a worker is dead is decided by proof (:mod:`edl.job.liveness`).
 """
 
 from __future__ import annotations
@@ -28,25 +26,18 @@ def short_error(text: str) -> str:
 
 
 def blamed_rank(text: str, members: Sequence[RingMember], own_rank: int) -> int | None:
-    """Return the rank of the only other member whose address an error names; None: not one."""
     named = set(_ADDRESS.findall(text))
     ranks = [rank for rank, s in enumerate(members) if rank != own_rank and s.address in named]
     return ranks[0] if len(ranks) == 1 else None
 
 
 # ------------------------------------------------------------
-# Decide when repairs of a job's rings are in vain: `RepairCount`.
-#
 # A repair helps if a worker has died, for the next ring lacks that worker. If the same workers
-# break ring after ring at the same point of the training, a collective of the script fails in each
-# of them, or the network between two of the workers is cut.
+# break ring after ring at the same point, a collective of the script fails in each of them, or the
+# network between two of the workers is cut.
 
 
 MAX_REPAIRS = 10  # in a row, of the same workers at the same point of the training
-
-SCRIPT = "look for a collective of the script that fails in each ring, as in a reset callback"
-
-NETWORK = "look for what keeps these workers from connecting to each other"
 
 
 class RepairCount:
@@ -74,7 +65,10 @@ class RepairCount:
         may_come_back = not is_built and now_s - self._since_s < self._cut_limit_s
         if self._count <= MAX_REPAIRS or may_come_back:
             return ""
-        hint = SCRIPT if is_built else NETWORK
+        hint = "look for what keeps these workers from connecting to each other"
+        if is_built:
+            hint = "look for a collective of the script that fails in each ring, "
+            hint += "as in a reset callback"
         return (
             f"the ring was repaired {self._count - 1} times after step {progress[0]} and broke "
             f"again each time, although no worker was lost: {reason}; {hint}"

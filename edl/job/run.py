@@ -14,15 +14,6 @@ from edl.errors import UsageError
 from edl.records import Generation, Job, JobState
 from edl.text import counted
 
-# ------------------------------------------------------------
-# Check the token of a run, and decide whether an agent may still join the run.
-#
-# `check_run_token` does the first, `why_run_is_over` the second.
-#
-# A run is one start of a job. A job that is stopped and started again under its name is another
-# run. Each run has a token; no two runs have the same one.
-
-
 _TOKEN = re.compile(r"[0-9a-f]{16,64}")
 
 _ENDED = {
@@ -42,7 +33,6 @@ def check_run_token(run: str) -> str:
 
 
 def why_run_is_over(job: Job, run: str, current: str) -> str:
-    """Return the sentence that says why no agent can join a run any more; empty if it can."""
     over = f"run {run} of job {job.name} is over"
     if run != current:
         return f"{over}: run {current} has taken its place"
@@ -53,68 +43,50 @@ def why_run_is_over(job: Job, run: str, current: str) -> str:
 
 
 # ------------------------------------------------------------
-# Decide which process writes the records of a job again after ZooKeeper has lost them.
-#
-# Every worker has read the job's records before. A worker that knows the newest generation writes
-# them: if an older generation were written, the next one would get a number that is already in use.
-# The workers try in the order of their ranks (`restore_delay_s`), if `may_restore` and `is_newest`
-# allow it. If no worker of the ring is left, a launcher writes, after `LAUNCHER_S` (10) seconds.
+# Which process writes the records of a job again after ZooKeeper has lost them: a worker that knows
+# the newest generation, as with an older one the next would get a number that is already in use.
+# The workers try in the order of their ranks; if none of the ring is left, a launcher does after
+# `LAUNCHER_S`.
 
 
 TURN_S, TURNS = 0.1, 50  # each of the first TURNS ranks begins TURN_S later than the one before
-
 LAUNCHER_S = 10.0  # a launcher waits this long for the workers to write the job
-
 PATIENCE_S = 60.0  # a process that cannot write the job takes it for removed after this time
 
 
 def restore_delay_s(worker: int, generation: Generation | None) -> float:
-    """Return how many seconds a worker waits for lower ranks to write the job's records first."""
     rank = None if generation is None else generation.rank_of(worker)
     # A worker without a rank waits the longest.
     return TURN_S * min(TURNS, 0 if generation is None else TURNS if rank is None else rank)
 
 
 def may_restore(worker: int, generation: Generation | None, evicted: Collection[int]) -> bool:
-    """Return whether a worker may write the lost records of its job again."""
     return worker not in evicted and (generation is None or generation.knows(worker))
 
 
 def is_newest(generation: Generation | None, known_to_others: Iterable[int]) -> bool:
-    """Return whether no other worker that was asked knows a newer generation than this one does."""
     number = 0 if generation is None else generation.number
     return all(known <= number for known in known_to_others)
 
 
 # ------------------------------------------------------------
-# Define how a worker reports the end of its job, and decide how a preempted job has ended.
-#
 # A job is *preempted* if it was asked to save everything and to end within a bound: by `edl
-# preempt`, or by SIGTERM to `edl run` with the setting `preempt_within_s`. The rules:
-#
-# 1. The bound counts from the moment at which a process of the job has read of it. The launchers
-#    kill every worker that runs when it is over.
-# 2. The workers save for a shorter time (`save_limit_s`), so that they end by themselves.
-# 3. A save that is not complete within that time is dropped. The checkpoint before it stays
-#    complete, and `halted` names it.
-# 4. The job has ended in the state STOPPED, with exit code 96 if its last step was saved, else 97.
+# preempt`, or by SIGTERM to `edl run` with `preempt_within_s`. The bound counts from when a process
+# of the job has read of it; when it is over, the launchers kill every worker that runs. The workers
+# save for a shorter time (`save_limit_s`), so that they end by themselves; a save that is not
+# complete by then is dropped, and the checkpoint before it stays complete. The job is STOPPED, with
+# code 96 if its last step was saved, else 97.
 
 
 HALTED_EXIT = 96  # of a preempted job whose last step was saved, and of its workers
-
 UNSAVED_EXIT = 97  # of a preempted job whose last steps were not saved
-
 END_S = 3.0  # for the processes to end after the last save
-
 END_SHARE = 0.25  # of the bound at most
-
 LOOKUP_SHARE = 1 / 3  # of that time, to look up the newest checkpoint
 
 
 @dataclass(frozen=True)
 class JobEnd:
-    """The end of a job, as a worker reports it for the job's record."""
-
     state: JobState
     reason: str
     exit_code: int = 0  # of `edl run`
@@ -131,12 +103,10 @@ class Preemption:
 
 
 def save_limit_s(within_s: float) -> float:
-    """Return for how many seconds a job that is preempted within `within_s` seconds may save."""
     return within_s - min(END_S, END_SHARE * within_s)
 
 
 def lookup_limit_s(within_s: float) -> float:
-    """Return how long a worker whose last save failed may look up the newest checkpoint."""
     return LOOKUP_SHARE * (within_s - save_limit_s(within_s))
 
 
@@ -164,27 +134,19 @@ def bound_of_signal(job: Job, number: signal.Signals) -> float:
 def halted(
     cause: str, step: int, saved_step: int | None, directory: str, problem: str = ""
 ) -> JobEnd:
-    """Return the end of a job that was preempted."""
     # `saved_step` is of the newest complete checkpoint. -1: there is none. None: the directory
     # cannot be read, or has one of an earlier start.
     if saved_step is not None and saved_step >= max(0, step):
         reason = f"{cause}: step {saved_step} is saved in {directory}; `edl run --resume` goes on"
         return JobEnd(JobState.STOPPED, reason, HALTED_EXIT)
-    problem = problem or f"no checkpoint of step {step} was written in time"
+    reason = f"{cause}: {problem or f'no checkpoint of step {step} was written in time'}"
     if saved_step is None:
-        reason = (
-            f"{cause}: {problem}; the newest intact checkpoint in {directory} is not known now; "
-            "`edl run --resume` goes on from it"
-        )
-        return JobEnd(JobState.STOPPED, reason, UNSAVED_EXIT)
-    if saved_step < 0:
-        reason = (
-            f"{cause}: {problem}, and there is no checkpoint before it; the job has to begin again"
-        )
-        return JobEnd(JobState.STOPPED, reason, UNSAVED_EXIT)
-    again = counted(step - saved_step, "step")
-    reason = (
-        f"{cause}: {problem}; the newest complete checkpoint is of step {saved_step} in "
-        f"{directory}, and `edl run --resume` goes on from it and trains {again} again"
-    )
+        reason += f"; the newest intact checkpoint in {directory} is not known now; "
+        reason += "`edl run --resume` goes on from it"
+    elif saved_step < 0:
+        reason += ", and there is no checkpoint before it; the job has to begin again"
+    else:
+        reason += f"; the newest complete checkpoint is of step {saved_step} in {directory}, and "
+        reason += "`edl run --resume` goes on from it and trains "
+        reason += f"{counted(step - saved_step, 'step')} again"
     return JobEnd(JobState.STOPPED, reason, UNSAVED_EXIT)

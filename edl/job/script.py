@@ -1,9 +1,7 @@
 """Decide whether a newcomer's model can take over the state of the job, before the newcomer joins.
 
-The entry point is :func:`why_unfit`, which the newcomer calls.
-
-If a newcomer ended with an error after it has joined, the other workers would have to repair the
-ring, and again for each worker that is started in its place.
+If it ended with an error after it has joined, the others would have to repair the ring, and again
+for each worker that is started in its place.
 """
 
 from __future__ import annotations
@@ -19,10 +17,6 @@ from edl.job.snapshot import Snapshot
 from edl.job.stall import FOR_COLLECTIVE, FOR_GRADIENTS, FOR_NUMBERS
 from edl.record import Record
 from edl.text import counted
-
-# ------------------------------------------------------------
-# Decide whether a worker waits for another one whose script has ended: `waits_for_ended`.
-
 
 UNSERVED_S = 3.0  # a collective of the script that waits so long lacks who has returned
 
@@ -47,15 +41,12 @@ def waits_for_ended(
 
 
 # ------------------------------------------------------------
-# Collect what workers send to each other before the training of a job: pure functions.
-#
-# The exchanges of a job are numbered from 0. They are kept as a JSON object, `{"exchanges":
-# [...]}`, where an exchange is `{"sent": {worker id: payload}}` as long as a worker is missing, and
-# `{"answer": [payloads in rank order]}` after that. Payloads are texts.
+# What workers send to each other before the training. Exchanges are numbered from 0, and kept as
+# JSON: `{"exchanges": [...]}`, each `{"sent": {worker id: payload}}` as long as a worker is
+# missing, and after that `{"answer": [payloads in rank order]}`.
 
 
 def participants(snapshot: Snapshot) -> tuple[int, ...]:
-    """Return the ids of the workers that take part in an exchange, in rank order."""
     # A member without a session counts: an answer without its payload would be kept for ever.
     ring = () if snapshot.generation is None else snapshot.generation.worker_ids
     return tuple(worker for worker in ring if worker not in snapshot.evicted)
@@ -64,7 +55,6 @@ def participants(snapshot: Snapshot) -> tuple[int, ...]:
 def with_payload(
     values: Mapping[str, Any], number: int, worker: int, payload: str, members: Sequence[int]
 ) -> dict[str, Any]:
-    """Return `values` with a worker's payload, or with the answer if all have sent."""
     exchanges = [*values.get("exchanges", [])]
     exchanges += [{"sent": {}}] * (number + 1 - len(exchanges))
     # An answer stays as it is, so that all workers get the same one.
@@ -77,7 +67,6 @@ def with_payload(
 
 
 def answer_of(values: Mapping[str, Any], number: int) -> list[str] | None:
-    """Return the payloads of the exchange `number`, in rank order; None: it has no answer yet."""
     exchanges = values.get("exchanges", [])
     if number >= len(exchanges):
         return None
@@ -86,20 +75,13 @@ def answer_of(values: Mapping[str, Any], number: int) -> list[str] | None:
 
 
 # ------------------------------------------------------------
-# Describe the fits of a script that trains in phases: freeze, `fit`, unfreeze, `fit` again.
-#
-# `ScriptFits` holds how far a script is; the functions convert it and word error messages.
-#
 # A *fit* is one call of Keras' `fit`. A job goes through the fits of its script one after the
-# other, over the epochs of one data set: the first epoch of a fit follows the last one of the fit
-# before. A newcomer, or a job that is resumed, skips the fits that are done: the state that it gets
-# comes from the present fit, whose model and optimizer may be others than those of an earlier fit.
+# other, over the epochs of one data set. A newcomer, or a job that is resumed, skips those that are
+# done: its state comes from the present fit, whose model and optimizer may be others.
 
 
 @dataclass(frozen=True)
 class DoneFit:
-    """A finished call of Keras' `fit`."""
-
     until: int  # how many epochs the job had trained then, over all fits
     epochs: Sequence[int] = ()  # as in Keras' `History.epoch`
     # As in Keras' `History.history`: the metrics by name, as JSON values.
@@ -108,8 +90,6 @@ class DoneFit:
 
 @dataclass(frozen=True)
 class ScriptFits:
-    """The calls of Keras' `fit` that a worker's script has finished, and how many it has begun."""
-
     done: tuple[DoneFit, ...] = ()
     begun: int = 0  # the finished ones included
 
@@ -126,7 +106,6 @@ class FitIsDone(EdlError):
 
 
 def fits_of(said: Any) -> tuple[DoneFit, ...]:
-    """Return the finished fits from their JSON form, in order: the inverse of `as_json`."""
     return tuple(DoneFit(**each) for each in said)
 
 
@@ -136,7 +115,6 @@ def as_json(fits: Sequence[DoneFit]) -> list[dict[str, Any]]:
 
 
 def json_value(value: Any) -> Any:
-    """Return `value` as a JSON value; what JSON has no form for, such as a date, as its text."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, numbers.Real):
@@ -149,7 +127,6 @@ def json_value(value: Any) -> Any:
 
 
 def ended_before(worker: int, passed: int, begun: int) -> str:
-    """Return the error message for a newcomer that cannot join because its script has ended."""
     return (
         f"w{worker} cannot join: its script ended after {counted(passed, 'fit')}, and the job is "
         f"in fit {begun}; all workers must call fit as often, whatever the numbers that they see"
@@ -157,7 +134,6 @@ def ended_before(worker: int, passed: int, begun: int) -> str:
 
 
 def resumed_too_short(passed: int, saved: int) -> str:
-    """Return the error message for a script that ends before the fit of its checkpoint."""
     return (
         f"the checkpoint is of fit {saved + 1}, and the script ended after "
         f"{counted(passed, 'fit')}; resume with the script that has made it, or begin in another "
@@ -166,7 +142,6 @@ def resumed_too_short(passed: int, saved: int) -> str:
 
 
 def passed_too_far(worker: int, passed: int, saved: int) -> str:
-    """Return the error message for a checkpoint of a fit that a worker has skipped already."""
     return (
         f"the checkpoint is of fit {saved + 1}, and w{worker} has passed over "
         f"{counted(passed, 'fit')}; start the job again with `edl run --resume`"
@@ -188,22 +163,31 @@ class Arithmetic(Record):
 
     @property
     def checksum(self) -> int:
-        """The CRC-32 of `instructions`, by which workers compare them."""
         return zlib.crc32(self.instructions.encode())
 
     def why_unlike(self, job: Arithmetic) -> str:
         """Return why a newcomer with this arithmetic cannot join the job; empty if it can."""
         if self.threads and job.threads and self.threads != job.threads:
-            return OTHER_THREADS.format(mine=self.threads, job=job.threads)
+            return (
+                f"it computes with {self.threads} threads and the job's workers with "
+                f"{job.threads}, by which the last bits of a result may differ; set "
+                "OMP_NUM_THREADS, the same on all hosts, or start the job without --logical"
+            )
         if self.instructions and job.instructions and self.instructions != job.instructions:
-            mine, pins = self.instructions, self._pins
-            return OTHER_INSTRUCTIONS.format(mine=mine, job=job.instructions, pins=pins)
+            return (
+                f"its processor computes by other instructions ({self.instructions}) than those of "
+                f"the job's workers ({job.instructions}), by which the last bits of a result may "
+                f"differ; set {self._pins} on all hosts, or start the job without --logical"
+            )
         return ""
 
     @property
     def why_instructions_differ(self) -> str:
-        """The error message for workers of a job that compute by different instructions."""
-        return INSTRUCTIONS_DIFFER.format(mine=self.instructions, pins=self._pins)
+        return (
+            "the workers' processors compute by different instructions (here: "
+            f"{self.instructions}), by which the last bits of a result may differ; set "
+            f"{self._pins} on all hosts, or leave out --logical"
+        )
 
     @property
     def _pins(self) -> str:
@@ -234,23 +218,6 @@ OTHER_PROTOCOL = (
     "the job trains with another version of edl than this host's ({version}), and their workers "
     "cannot share a ring; install the job's version here, or stop the job and start it again with "
     "--resume"
-)
-
-OTHER_THREADS = (
-    "it computes with {mine} threads and the job's workers with {job}, by which the last bits of a "
-    "result may differ; set OMP_NUM_THREADS, the same on all hosts, or start the job without "
-    "--logical"
-)
-
-OTHER_INSTRUCTIONS = (
-    "its processor computes by other instructions ({mine}) than those of the job's workers "
-    "({job}), by which the last bits of a result may differ; set {pins} on all hosts, or start the "
-    "job without --logical"
-)
-
-INSTRUCTIONS_DIFFER = (
-    "the workers' processors compute by different instructions (here: {mine}), by which the last "
-    "bits of a result may differ; set {pins} on all hosts, or leave out --logical"
 )
 
 PINS = {  # what sets the instructions of each library

@@ -1,7 +1,4 @@
-"""Define the snapshot of all records of a job in ZooKeeper, from which edl makes decisions.
-
-:meth:`edl.zookeeper.store.JobStore.snapshot` reads a :class:`Snapshot`.
-"""
+"""Define the snapshot of all records of a job in ZooKeeper, from which edl makes decisions."""
 
 from __future__ import annotations
 
@@ -92,21 +89,23 @@ class Snapshot:
 
     @property
     def is_broken(self) -> bool:
-        """Whether any member of the ring reports a failure that no generation has repaired."""
         # An evicted worker that was cut off may be back for a moment, with the report of an old
         # ring.
         reported = {member.id: member for member in self.members if member.id not in self.evicted}
         return any(reports_broken(reported.get(m.id), self.generation) for m in self.ring)
 
     @property
+    def newest_members(self) -> tuple[RingMember, ...]:
+        """The members of the newest generation; none before the first one."""
+        return self.generation.members if self.generation is not None else ()
+
+    @property
     def state_owners(self) -> frozenset[int]:
         """The numbers of the workers that may hold the job's state."""
-        members = (*self.ring, *(self.generation.members if self.generation is not None else ()))
-        return frozenset(member.id for member in members)
+        return frozenset(member.id for member in (*self.ring, *self.newest_members))
 
     @property
     def replaced(self) -> frozenset[int]:
-        """The numbers of the workers for which a replacement is requested, not yet answered."""
         return frozenset(r.worker for r in self.requests if r.kind == RequestKind.REPLACE)
 
     @property
@@ -129,17 +128,10 @@ class Snapshot:
     def present(self) -> frozenset[str]:
         """The hosts with an agent, a worker or a member of the newest generation, so not gone."""
         # All sessions of a host may end at once while its workers train on.
-        members = self.generation.members if self.generation else ()
-        return frozenset(
-            (
-                *(h.name for h in self.hosts),
-                *(m.host for m in self.members),
-                *(s.host for s in members),
-            )
-        )
+        hosts = {host.name for host in self.hosts} | {member.host for member in self.members}
+        return frozenset(hosts | {member.host for member in self.newest_members})
 
     def forgettable(self, keep: int) -> tuple[int, ...]:
-        """Return the evicted workers whose records may be deleted; the newest `keep` stay."""
         here = {member.id for member in self.members}
         gone = sorted(
             worker
@@ -149,13 +141,17 @@ class Snapshot:
         return tuple(gone[: max(0, len(gone) - keep)])
 
 
+def since(known: float | None, holds: bool, now: float) -> float | None:
+    """Return since when a fact holds, which did since `known`; None if it does not."""
+    return (now if known is None else known) if holds else None
+
+
 def as_hosts(discovered: Mapping[str, int]) -> tuple[Host, ...]:
     # These hosts have no agent, so no address and no process id.
     return tuple(Host(name, slots, "") for name, slots in sorted(discovered.items()))
 
 
 def reports_broken(member: Member | None, generation: Generation | None) -> bool:
-    """Return whether a worker reports a broken ring that `generation`, the newest, did not mend."""
     if member is None or member.broken is None or generation is None:
         return False
     if member.broken.generation >= generation.number:

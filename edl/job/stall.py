@@ -1,13 +1,8 @@
 """Decide whether a job stands still (completes no step), and which workers the others wait for.
 
-:func:`stands_still` says whether, :func:`judge_stall` says who, from a :class:`Report` about each
-worker.
-
-A worker that answers is alive, however long its step takes: an evaluation, a checkpoint, a slow
-disk. So no worker is evicted for being slow unless the user set a limit; but the worker that holds
-up the job is named, with what it is doing. A worker that left its loop in the midst of a step is
-evicted, because its gradients never come. A worker that does not answer for long is frozen, even if
-it still has a ZooKeeper session.
+A worker that answers is alive, however long its step takes: it is named, with what it is doing, and
+evicted only past a limit of the user's. One that left its loop in the midst of a step is evicted,
+as its gradients never come; so is one that does not answer for long, even with a ZooKeeper session.
 """
 
 from __future__ import annotations
@@ -30,8 +25,6 @@ SPOKEN_OF = 3  # workers that a message names one by one
 
 @dataclass(frozen=True)
 class StallLimits:
-    """The time limits after which a job counts as stalled, or a worker is evicted for that."""
-
     stall_s: float  # without a complete step, and `usual_steps` times the usual step time
     frozen_s: float  # without an answer; a worker whose session lives has `in_zookeeper` times that
     give_up_s: float | None = None  # when to evict a worker in user code; None: never
@@ -56,8 +49,7 @@ class Activity(Record):
 
     @property
     def waits(self) -> bool:
-        """Whether the thread waits inside edl, so that this worker delays no other one."""
-        return self.doing != IN_USER_CODE
+        return self.doing != IN_USER_CODE  # it waits inside edl, and delays no other worker
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,6 @@ class Report:
 
     @property
     def name(self) -> str:
-        """The worker's name for people: "w3 (rank 2, host a)"."""
         return f"w{self.worker} (rank {self.rank}, host {self.host})"
 
     @property
@@ -90,12 +81,10 @@ class Report:
 
     @property
     def waits(self) -> bool:
-        """Whether the worker answered and waits inside edl; False: user code, or no answer."""
         return self.activity is not None and self.activity.waits
 
     @property
     def is_after_fit(self) -> bool:
-        """Whether the worker answered and its script has ended a call of Keras' `fit`."""
         return self.activity is not None and self.activity.work == AFTER_FIT
 
     def describe(self) -> str:
@@ -123,14 +112,12 @@ class Stall:
 
 
 def stands_still(quiet_s: float, median_step_s: float, limits: StallLimits) -> bool:
-    """Return whether a job is stalled: no step has completed for much longer than a step takes."""
     if median_step_s == 0.0:
         return quiet_s >= limits.first_step * limits.stall_s
     return quiet_s >= max(limits.stall_s, limits.usual_steps * median_step_s)
 
 
 def are_after_fit(reports: Sequence[Report], quiet_s: float, limits: StallLimits) -> bool:
-    """Return whether no step is expected yet, because a script has just ended a call of `fit`."""
     return any(r.is_after_fit for r in reports) and quiet_s < limits.first_step * limits.stall_s
 
 
@@ -140,10 +127,27 @@ def judge_stall(reports: Sequence[Report], quiet_s: float, step: int, limits: St
     # A worker that does not answer may be frozen; what the other workers do says nothing then.
     unresponsive = [r for r in reports if r.activity is None]
     if unresponsive:
-        frozen = _frozen(unresponsive, len(reports) - len(unresponsive), quiet_s, limits)
+        # Unless most are silent: then the leader may be the one that is cut off. A frozen worker
+        # without a session is noticed sooner, in `liveness`.
+        longest_s = limits.in_zookeeper * limits.frozen_s
+        frozen = {
+            r.worker: f"it is frozen: {r.name} does not answer for {r.silent_s:.0f} s and no step "
+            f"completes for {quiet_s:.0f} s, though it is in ZooKeeper"
+            for r in unresponsive
+            if r.silent_s >= longest_s and 2 * len(unresponsive) <= len(reports)
+        }
         return Stall(f"{head}: {_list(unresponsive)}", _ids(unresponsive), frozen)
     # A worker that left its loop in a step never sends its gradients: waiting does not help.
-    if left := _left_in_a_step(reports):
+    # Such a worker began the step, sent no gradients for it, and waits for the next step's records,
+    # perhaps as it has returned: it has sent one record more than those in the step. One that has
+    # sent as many as they is in the step, too; a slow network keeps it waiting.
+    training = [r for r in reports if r.doing == FOR_GRADIENTS]
+    left: list[Report] = []
+    if training and all(r.waits for r in reports):
+        first, sent = min(r.step for r in training), min(r.records for r in training)
+        through = [r for r in reports if r.doing in (FOR_RECORDS, RETURNED)]
+        left = [r for r in through if r.step <= first and r.records > sent]
+    if left:
         why = (
             f"{_names(left)} left a loop in the midst of step {step + 1}, with a batch in hand, "
             "and others wait for its gradients; leave a loop after an update, on all workers or on "
@@ -179,50 +183,15 @@ def judge_stall(reports: Sequence[Report], quiet_s: float, step: int, limits: St
     # Some workers wait for those in user code, which are evicted if the user has set a limit.
     them = "it" if len(working) == 1 else "them"
     why = f"{head}: {_list(working)}; the others wait for {them}"
-    return Stall(why, _ids(working), _past_limit(working, step, limits))
-
-
-def _frozen(
-    unresponsive: Sequence[Report], answering: int, quiet_s: float, limits: StallLimits
-) -> dict[int, str]:
-    """Return the reason to evict each worker that is frozen, by worker id."""
-    # The leader may be the one that is cut off.
-    if len(unresponsive) > answering:
-        return {}
-    # A frozen worker without a session is noticed sooner, in `liveness`.
-    longest_s = limits.in_zookeeper * limits.frozen_s
-    return {
-        r.worker: f"it is frozen: {r.name} does not answer for {r.silent_s:.0f} s and no step "
-        f"completes for {quiet_s:.0f} s, though it is in ZooKeeper"
-        for r in unresponsive
-        if r.silent_s >= longest_s
-    }
-
-
-def _past_limit(working: Sequence[Report], step: int, limits: StallLimits) -> dict[int, str]:
-    """Return the reason to evict each worker that the others have awaited too long."""
-    limit_s = limits.give_up_s
-    if limit_s is None:
-        return {}
-    after_fit_s = max(limit_s, limits.after_fit_s)
-    return {
-        r.worker: f"{r.describe()} in step {step + 1}; the stall limit is {limit_s:g} s"
-        for r in working
-        if r.doing_s >= (after_fit_s if r.is_after_fit else limit_s)
-    }
-
-
-def _left_in_a_step(reports: Sequence[Report]) -> list[Report]:
-    """Return the reports of the workers that left a step for whose gradients other workers wait."""
-    # Such a worker began the step, sent no gradients for it, and waits for the next step's records,
-    # perhaps as it has returned: it has sent one record more than those in the step. One that has
-    # sent as many as they is in the step, too; a slow network keeps it waiting.
-    training = [r for r in reports if r.doing == FOR_GRADIENTS]
-    if not training or not all(r.waits for r in reports):
-        return []
-    first, sent = min(r.step for r in training), min(r.records for r in training)
-    waiting = [r for r in reports if r.doing in (FOR_RECORDS, RETURNED)]
-    return [r for r in waiting if r.step <= first and r.records > sent]
+    evict: dict[int, str] = {}
+    if (limit_s := limits.give_up_s) is not None:
+        after_fit_s = max(limit_s, limits.after_fit_s)
+        evict = {
+            r.worker: f"{r.describe()} in step {step + 1}; the stall limit is {limit_s:g} s"
+            for r in working
+            if r.doing_s >= (after_fit_s if r.is_after_fit else limit_s)
+        }
+    return Stall(why, _ids(working), evict)
 
 
 def _ids(reports: Sequence[Report]) -> tuple[int, ...]:

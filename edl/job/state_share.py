@@ -1,8 +1,4 @@
-"""Divide the arrays of a job's state between the workers that save it together.
-
-:func:`divide` says which worker saves which array, :func:`parts_limit_s` how long rank 0 waits for
-what the others save.
-"""
+"""Divide the arrays of a job's state between the workers that save it together."""
 
 from __future__ import annotations
 
@@ -21,8 +17,6 @@ SLOWER = 1.5  # the whole state takes so many times as long as the parts of all 
 
 @dataclass(frozen=True)
 class StateShare:
-    """The part of a job's state that one worker saves."""
-
     rank: int = 0
     size: int = 1  # how many workers save parts
 
@@ -36,8 +30,6 @@ WHOLE_STATE = StateShare()
 
 @dataclass(frozen=True)
 class StateArray:
-    """An array of a job's state, for `divide`."""
-
     size: int  # in bytes
     is_equal: bool  # all workers hold the same one
 
@@ -50,7 +42,6 @@ class RankArray:
 
 
 def divide(arrays: Sequence[StateArray], workers: int) -> list[int]:
-    """Return the rank of the worker that saves each array, so that all save about as much."""
     # All workers must divide alike, so only arrays that are equal on all count; rank 0 has the
     # others. The largest goes first, to the worker that has the least so far, the highest rank of
     # several, because rank 0 has the others, too.
@@ -65,7 +56,6 @@ def divide(arrays: Sequence[StateArray], workers: int) -> list[int]:
 
 
 def parts_limit_s(size: int, own_s: float, last_s: float | None) -> float:
-    """Return for how many seconds rank 0 waits for the parts of the other workers."""
     if last_s is None:
         return WAIT_S + WAIT_FACTOR * own_s
     # The last checkpoint: what is left beside the whole state, should a part not come. If the whole

@@ -1,16 +1,10 @@
 """The files by which a program hands a function to the workers of a job, and gets its results.
 
-A directory that all hosts of the job share has these files:
-
-- ``NAME.py``: the script of each worker, which makes the call
-  :func:`edl.program.function_worker.call_function`;
-- ``function``: the function and its arguments, pickled by value as far as no installed module has
-  them, ``sys.path``, and the text of notebook cells, so that a traceback and TensorFlow's AutoGraph
-  find the source;
-- ``result-wN``: the rank of worker N, and what the function has returned there;
-- ``failure-wN``: whether the function has failed after its training, and the traceback.
-
-Each file appears complete or not at all, and only this user can read it.
+In a directory that all hosts share: ``NAME.py`` is the script of each worker; ``function`` the
+function and its arguments, pickled by value as far as no installed module has them, ``sys.path``,
+and the text of notebook cells for tracebacks and AutoGraph; ``result-wN`` rank and result of worker
+N; ``failure-wN`` its traceback. Each file appears complete or not at all, readable by this user
+only.
 """
 
 from __future__ import annotations
@@ -44,8 +38,6 @@ Cells = dict[str, tuple[int, None, list[str], str]]
 
 @dataclass(frozen=True)
 class Failure:
-    """The exception with which the function has ended on one worker."""
-
     worker: str  # its name, like "w3"
     after_training: bool  # it had trained to the end
     text: str  # the traceback
@@ -60,7 +52,6 @@ class FunctionFiles:
     def write_function(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Path:
-        """Write the function with its arguments, and the script of the workers; return its path."""
         name = name_of(function)
         try:
             call = _pickled((function, tuple(args), dict(kwargs)), f"the function {name}")
@@ -70,8 +61,9 @@ class FunctionFiles:
             raise
         cells: Cells = {
             file: (len("".join(lines)), None, lines, file)
-            for file, lines in _cached_lines().items()
-            if not os.path.exists(file)
+            for file, entry in list(linecache.cache.items())
+            # Not one that is only known by its loader.
+            if len(entry) == 4 and (lines := list(entry[2])) and not os.path.exists(file)
         }
         self._write(_FUNCTION, pickle.dumps((list(sys.path), cells, call)))
         script = f"{re.sub('[^A-Za-z0-9_]+', '_', name).strip('_') or 'function'}.py"
@@ -79,7 +71,6 @@ class FunctionFiles:
         return self.directory / script
 
     def read_function(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        """Return the function, its positional and its keyword arguments."""
         # As in the program, so that its modules and the notebook's cells are found.
         path, cells, call = pickle.loads((self.directory / _FUNCTION).read_bytes())
         sys.path[:] = path
@@ -92,7 +83,6 @@ class FunctionFiles:
         self._write(f"{_RESULT}{worker}", pickle.dumps((rank, pickled)))
 
     def results(self) -> dict[str, tuple[int, Any]]:
-        """Return the rank and the result of each worker that has written one, by worker."""
         found = {}
         for path in self.directory.glob(f"{_RESULT}*"):
             rank, pickled = pickle.loads(path.read_bytes())
@@ -100,16 +90,13 @@ class FunctionFiles:
         return dict(sorted(found.items(), key=lambda item: (item[1][0], item[0])))
 
     def has_result(self, worker: str) -> bool:
-        """Return whether `worker` has written its result."""
         return (self.directory / f"{_RESULT}{worker}").exists()
 
     def write_failure(self, failure: Failure) -> None:
-        """Write how the function has failed on a worker."""
         content = pickle.dumps((failure.after_training, failure.text))
         self._write(f"{_FAILURE}{failure.worker}", content)
 
     def failures(self) -> list[Failure]:
-        """Return how the function has failed on workers, the earliest first."""
         paths = sorted(self.directory.glob(f"{_FAILURE}*"), key=lambda path: path.stat().st_mtime)
         return [
             Failure(path.name.removeprefix(_FAILURE), *pickle.loads(path.read_bytes()))
@@ -145,28 +132,17 @@ def _code_in_file(arguments: tuple[Any, ...], file: str) -> types.CodeType:
     return types.CodeType(*arguments).replace(co_filename=file)
 
 
-def _pickled(value: Any, what: str) -> bytes:
-    """Return `value` pickled, its parts of `__main__` by value."""
+def _pickled(value: Any, name: str) -> bytes:
     try:
         with io.BytesIO() as file:
             _Pickler(file).dump(value)
             return file.getvalue()
     except Exception as error:  # of a __reduce__ of whatever object
         raise UsageError(
-            f"{what} cannot be sent to another process: {error}; let the function make such "
+            f"{name} cannot be sent to another process: {error}; let the function make such "
             "objects itself, and return plain values"
         ) from error
 
 
 def name_of(func: Callable[..., Any]) -> str:
-    """Return the name of a function, or of the class of another callable object."""
     return str(getattr(func, "__name__", type(func).__name__))
-
-
-def _cached_lines() -> dict[str, list[str]]:
-    """Return the lines of each source that `linecache` has read, by its file name."""
-    found = {}
-    for file, entry in list(linecache.cache.items()):
-        if len(entry) == 4:  # not one that is only known by its loader
-            found[file] = list(entry[2])
-    return found

@@ -1,7 +1,4 @@
-"""Call the function of another program in a worker, and write down its result.
-
-The main entry is :func:`call_function`.
-"""
+"""Call the function of another program in a worker, and write down its result."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from edl.program.function_files import Failure, FunctionFiles
 
 
 def call_function(script: str) -> None:
-    """Read the function from the file beside `script`, call it, and write its result beside it."""
     files = FunctionFiles(Path(script).absolute().parent)
     function, args, kwargs = files.read_function()
     try:

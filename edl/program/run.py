@@ -1,7 +1,4 @@
-"""Start a job whose script is a function, run this host's agent, and return the results.
-
-The main entry is :func:`run`, for ``edl.run``. It makes the calls of the command `edl run`.
-"""
+"""Start a job whose script is a function, run this host's agent, and return the results."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ from edl.zookeeper.paths import check_name
 from edl.zookeeper.store import JobStore
 
 # ------------------------------------------------------------
-# Show the status line of a job below a notebook's cell, where one line changes in place.
+# The status line below a notebook's cell.
 
 
 _REDRAW_S = 0.5
@@ -72,7 +69,6 @@ class NotebookLine:
         self._shown, self._at_s = "", -_REDRAW_S
 
     def update(self, snapshot: Snapshot) -> None:
-        """Show the line for the records in `snapshot`, at most twice a second."""
         self._line.update(snapshot)
         now_s = self._now_s()
         job = snapshot.job
@@ -92,19 +88,12 @@ class NotebookLine:
 
 
 def notebook_display() -> Callable[..., Any] | None:
-    """Return IPython's `display` if this process is the kernel of a notebook; else None."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if ipython is None or getattr(shell, "kernel", None) is None:
         return None
     found: Callable[..., Any] = ipython.display.display
     return found
-
-
-# ------------------------------------------------------------
-# Check the arguments of `edl.run`, and tell its options from the settings of a job.
-#
-# The main entries are `split_options` and `check_call`.
 
 
 _HOSTS = (
@@ -157,8 +146,6 @@ _KINDS: tuple[tuple[str, tuple[type, ...], str], ...] = (
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `edl.run` that are no settings of a job; `edl.run` describes them."""
-
     name: str | None = None
     slots: int | None = None
     directory: str | Path | None = None
@@ -175,12 +162,18 @@ class Options:
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[Options, config.Config]:
-    """Return the options of `edl.run` and the settings of a job and of this process."""
     own = {name: options[name] for name in Options.__dataclass_fields__ if name in options}
     others = {name: options[name] for name in options.keys() - own.keys()}
     for name in sorted(others):
-        if name in INSTEAD or name not in config.SETTINGS:
-            raise ConfigError(name, f"edl.run has no option {name}{_advice(name)}")
+        if name not in INSTEAD and name in config.SETTINGS:
+            continue
+        advice = "; see help(edl.run), and `edl run --help` for the settings of a job"
+        known = [*Options.__dataclass_fields__, *config.SETTINGS]
+        if name in INSTEAD:
+            advice = f": {INSTEAD[name]}"
+        elif near := get_close_matches(name, known, n=1, cutoff=0.7):
+            advice = f"; did you mean {near[0]}?"
+        raise ConfigError(name, f"edl.run has no option {name}{advice}")
     if isinstance(others.get("resume"), bool):
         others["resume"] = "1" if others["resume"] else ""
     chosen, settings = Options(**own), config.load(**others)
@@ -196,7 +189,6 @@ def split_options(options: Mapping[str, Any]) -> tuple[Options, config.Config]:
 
 
 def check_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise an error if `func` cannot be called with `args` and `kwargs`."""
     if not callable(func):
         raise UsageError(
             f"edl.run takes a function, not {reprlib.repr(func)}; write edl.run(train, np=2)"
@@ -223,22 +215,9 @@ def check_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         ) from None
 
 
-def _advice(name: str) -> str:
-    """Return the end of the sentence that `edl.run` has no option `name`: what to write."""
-    if name in INSTEAD:
-        return f": {INSTEAD[name]}"
-    known = [*Options.__dataclass_fields__, *config.SETTINGS]
-    if near := get_close_matches(name, known, n=1, cutoff=0.7):
-        return f"; did you mean {near[0]}?"
-    return "; see help(edl.run), and `edl run --help` for the settings of a job"
-
-
 _POLL_S = 0.2
-
 _GOES_ON = (AgentEnd.LEFT, AgentEnd.PREEMPTED)
-
 _STOPPED = (AgentEnd.STOPPED, AgentEnd.HALTED, AgentEnd.UNSAVED)
-
 _OTHERS_S = 600.0  # for workers of other hosts to return, as long as a script has after training
 
 
@@ -290,7 +269,15 @@ def run(
         submission = prepare(session, name, settings.secret)
         new = create(session, submission, spec, {here.name: np}, policy)
         job = FunctionJob(new.store, files)
-        display = job.seen_by(_display(name, chosen.shows_workers))
+        display = _display(name, chosen.shows_workers)
+        show = display.on_snapshot
+
+        def on_snapshot(snapshot: Snapshot) -> None:
+            job.observe(snapshot)
+            if show is not None:
+                show(snapshot)
+
+        display = Display(display.output, on_snapshot)
         agent = submitter_agent(
             new.store, new.record, here, settings, display, replaced_events=new.replaced_events
         )
@@ -301,7 +288,6 @@ def run(
 
 
 def _display(job: str, shows_workers: bool) -> Display:
-    """Return where the job is shown: a notebook's cell, or standard output as by `edl run`."""
     screen = Console(highlight=False)
     if (display := notebook_display()) is None:
         return agent_display(job, screen, quiet=not shows_workers)
@@ -310,33 +296,31 @@ def _display(job: str, shows_workers: bool) -> Display:
 
 
 class FunctionJob:
-    """The job that this process has started, as seen from its end."""
-
     def __init__(self, store: JobStore, files: FunctionFiles) -> None:
         self._store, self._files = store, files
         self._ring: tuple[str, ...] = ()  # the workers that train, or have trained to the end
 
-    def seen_by(self, display: Display) -> Display:
-        """Return a display that shows what `display` shows, and lets this object see the ring."""
-
-        def on_snapshot(snapshot: Snapshot) -> None:
-            if snapshot.generation is not None and snapshot.generation.members:
-                self._ring = _ring_at_end(snapshot.generation, snapshot.job.finished_in)
-            if display.on_snapshot is not None:
-                display.on_snapshot(snapshot)
-
-        return Display(display.output, on_snapshot)
+    def observe(self, snapshot: Snapshot) -> None:
+        if snapshot.generation is not None and snapshot.generation.members:
+            self._ring = _ring_at_end(snapshot.generation, snapshot.job.finished_in)
 
     def results(self, number: signal.Signals | None, ended: AgentResult) -> list[Any]:
-        """Return the results by rank, or raise the error that says how the job has ended."""
         if number is signal.SIGINT:
             raise KeyboardInterrupt(f"job {ended.job} was stopped by Ctrl-C at step {ended.step}")
         if number is not None:
             raise SystemExit(128 + number)
         if ended.end in _STOPPED:
             raise JobStopped(f"job {ended.job} was stopped at step {ended.step}: {ended.reason}")
-        if ended.end is AgentEnd.FINISHED:
-            self._wait_for_other_hosts()
+        # Each worker of the last ring writes its result, or is gone, also on other hosts.
+        deadline, waits = time.monotonic() + _OTHERS_S, ended.end is AgentEnd.FINISHED
+        while waits and (missing := {w for w in self._ring if not self._files.has_result(w)}):
+            try:
+                living = {member.name for member in self._store.snapshot().members}
+            except (CoordinationError, UnknownJob):
+                break
+            if not missing & living or time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_S)
         found = self._files.results()
         # Workers end well without ZooKeeper, too, and then nobody writes that the job has finished.
         if not found or ended.end not in (AgentEnd.FINISHED, AgentEnd.ERROR):
@@ -345,9 +329,9 @@ class FunctionJob:
             if failure.after_training:
                 why = f"the function has failed after the training, on {failure.worker}"
                 raise JobFailed(f"job {ended.job} has finished, but {why}\n\n{failure.text}")
-        if missing := [one for one in self._ring if one not in found]:
+        if lacking := [worker for worker in self._ring if worker not in found]:
             warnings.warn(
-                f"the results of job {ended.job} lack that of {', '.join(missing)}: killed after "
+                f"the results of job {ended.job} lack that of {', '.join(lacking)}: killed after "
                 "the training, or its function has ended the process (sys.exit)",
                 RuntimeWarning,
                 stacklevel=4,  # the line that calls edl.run
@@ -355,7 +339,6 @@ class FunctionJob:
         return [result for _, result in found.values()]
 
     def _failure(self, ended: AgentResult) -> JobError:
-        """Return the error of a job that has no results, with the newest traceback of a worker."""
         if ended.end in _GOES_ON:
             return JobError(
                 f"{ended.reason}; job {ended.job} trains on elsewhere, and its results do not come "
@@ -372,21 +355,8 @@ class FunctionJob:
         failures = self._files.failures()
         return JobFailed("\n\n".join([why, *(one.text for one in failures[-1:])]))
 
-    def _wait_for_other_hosts(self) -> None:
-        """Wait until each worker of the last ring has written its result, or is gone."""
-        deadline = time.monotonic() + _OTHERS_S
-        while missing := {one for one in self._ring if not self._files.has_result(one)}:
-            try:
-                living = {member.name for member in self._store.snapshot().members}
-            except (CoordinationError, UnknownJob):
-                return
-            if not missing & living or time.monotonic() > deadline:
-                return
-            time.sleep(_POLL_S)
-
 
 def _ring_at_end(newest: Generation, finished_in: int) -> tuple[str, ...]:
-    """Return the names of the workers that have trained to the end of the job, or train now."""
     ids = newest.worker_ids
     if 0 < finished_in < newest.number:
         before = {member.id for member in newest.previous}

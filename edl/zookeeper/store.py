@@ -40,14 +40,13 @@ from edl.events import (
     WorkerFrozenDetails,
 )
 from edl.host.process import Process
-from edl.host.supervision import JobOutcome
 from edl.http.client import answering, ask_all
 from edl.job import decision
 from edl.job.borrowing import NO_TERMS, ReclaimTerms, describe_returned, without_reclaimed
 from edl.job.decision import DesiredChange, MembershipDecision
 from edl.job.placement import NO_DEVICES, DeviceSets, Placement
 from edl.job.profile import Curve, ProfileHold
-from edl.job.run import LAUNCHER_S, PATIENCE_S, is_newest, may_restore, restore_delay_s
+from edl.job.run import LAUNCHER_S, PATIENCE_S, JobEnd, is_newest, may_restore, restore_delay_s
 from edl.job.script import answer_of, with_payload
 from edl.job.snapshot import Snapshot
 from edl.policy.scaling_profile import ScalingProfile
@@ -1071,7 +1070,7 @@ def _evicted(found: Iterable[Node]) -> dict[int, str]:
 # there is none), and the newest step that the job's records or its events name.
 
 
-def conclude(store: JobStore, outcome: JobOutcome, snapshot: Snapshot) -> None:
+def conclude(store: JobStore, outcome: JobEnd, snapshot: Snapshot) -> None:
     """Write the end of the job into its record, and an event of that end, in one transaction."""
     # Nothing is written if the state has changed since the snapshot.
     state, before = outcome.state, snapshot.job.state

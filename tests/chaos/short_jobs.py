@@ -23,7 +23,7 @@ import psutil
 from made import make_job
 
 from edl.events import Event, FinishedDetails
-from edl.host.job_garbage_collector import JobGarbageCollector
+from edl.host.host_agent import JobGarbageCollector
 from edl.job.decision import MembershipDecision
 from edl.records import Generation, Host, JobState, Member, RingMember, Stage
 from edl.retention import Retention

@@ -17,7 +17,7 @@ import pytest
 from cli_shell import DIES_S, STANDIN, WAIT_S, Shell, shell, until
 from scenario import scenario
 
-from edl.host.adoption import identity
+from edl.host.adoption import RunningWorker, identity
 from edl.host.agent import ONE_SIGNAL_S
 from edl.host.workers import Workers
 
@@ -25,6 +25,12 @@ pytestmark = pytest.mark.integration
 __all__ = ["shell"]
 
 RUN = ("run", "-np", "2", "--max-np", "3", "--job", "j", "--host", "a")
+
+
+def take_over(workers: Workers) -> tuple[RunningWorker, ...]:
+    orphans = workers.orphans()
+    workers.watch(orphans)
+    return orphans
 
 
 @pytest.mark.long  # tests/README.md, Time
@@ -118,17 +124,17 @@ def test_a_helper_with_a_session_of_its_own_is_not_adopted(tmp_path: Path) -> No
     worker = started.pid_of("launch-0")
     try:
         until(lambda: helper.exists() and helper.read_text(), WAIT_S)
-        assert [(one.pid, one.device) for one in next_one.take_over()] == [(worker, 3)]
+        assert [(one.pid, one.device) for one in take_over(next_one)] == [(worker, 3)]
         assert worker is not None
         (tmp_path / "launch-0.process").write_text("")  # the disk was full
         next_one.release()
-        assert worker in [one.pid for one in next_one.take_over()]
+        assert worker in [one.pid for one in take_over(next_one)]
         (tmp_path / "launch-0.process").write_text(identity(worker))
         next_one.release()
-        assert [one.pid for one in next_one.take_over()] == [worker]
+        assert [one.pid for one in take_over(next_one)] == [worker]
         os.kill(worker, signal.SIGKILL)
         until(lambda: psutil.Process(worker).status() == psutil.STATUS_ZOMBIE, WAIT_S)
-        assert last.take_over() == ()
+        assert take_over(last) == ()
         assert next_one.reap().keys() == {"launch-0"}
         assert psutil.Process(int(helper.read_text())).status() != psutil.STATUS_ZOMBIE
     finally:
@@ -153,8 +159,6 @@ def test_an_agent_whose_parent_ignores_the_end_of_children(shell: Shell) -> None
 
 
 class Terminal:
-    """`edl` in a terminal of its own."""
-
     def __init__(self, shell: Shell, *words: str) -> None:
         self.master, slave = pty.openpty()
         environment = {**shell.environment, "TERM": "xterm"}

@@ -37,8 +37,6 @@ def moto_python() -> Path:
 
 
 class S3Job(Scenario):
-    """A job whose workers can open a URL of S3."""
-
     def begin(self, np: int, max_np: int, min_np: int = 1) -> None:
         self.python = s3_python()
         self.environment |= {"EDL_TEMPLATE": "0", "PYTHONPATH": str(ROOT)}  # as test_lightning.py
@@ -47,7 +45,6 @@ class S3Job(Scenario):
 
 @pytest.fixture
 def s3() -> Iterator[dict[str, str]]:
-    """Run a server with the bucket ``runs``, and yield what lets a process find it."""
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

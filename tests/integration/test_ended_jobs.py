@@ -11,7 +11,7 @@ from cli_shell import STANDIN, Shell, shell, until
 from made import make_job
 
 from edl.errors import JobExists, UsageError
-from edl.host.job_garbage_collector import JobGarbageCollector
+from edl.host.host_agent import JobGarbageCollector
 from edl.records import Host, JobState
 from edl.retention import Retention
 from edl.zookeeper.access import Access, keep, new_secret

@@ -26,8 +26,7 @@ from cli_shell import STANDIN, WAIT_S, Shell, shell, until
 from paths import SCRIPTS
 
 from edl.binding.process import divided, write_imports
-from edl.host.template import Child, Template, TemplateRefused, why_none
-from edl.host.template.keeper import DEATHS, TemplateKeeper
+from edl.host.template import DEATHS, Child, Template, TemplateKeeper, TemplateRefused, why_none
 from edl.host.workers import Workers
 
 pytestmark = pytest.mark.integration
@@ -39,7 +38,6 @@ PACKAGE = "import sys; print(sys.argv, sys.path[0], __name__, __file__, __packag
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Return a job's working directory, with scripts."""
     (tmp_path / "facts.py").write_text((SCRIPTS / "as_started.py").read_text())
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "__main__.py").write_text(PACKAGE)
@@ -62,7 +60,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def ready(template: Template) -> Template:
     def is_ready() -> bool:
-        template.look()
+        template.poll()
         return template.ready
 
     until(is_ready, WAIT_S)
@@ -251,7 +249,6 @@ SLEEPS = (sys.executable, "-c", "import time; print('here', flush=True); time.sl
 
 @pytest.fixture
 def workers(place: Path) -> Iterator[Workers]:
-    """Yield the workers of a launcher whose template is ready."""
     keeper = TemplateKeeper(SLEEPS, place, environment(), place, wanted=True)
     assert keeper.imports is not None
     keeper.imports.write_text(imports(place).read_text())
@@ -264,7 +261,7 @@ def workers(place: Path) -> Iterator[Workers]:
 
 def until_template(keeper: TemplateKeeper) -> None:
     def is_ready() -> bool:
-        keeper.look()
+        keeper.poll()
         assert keeper.why_none == ""
         return keeper.ready
 
@@ -296,7 +293,7 @@ def test_a_template_that_dies_costs_nothing(workers: Workers, place: Path) -> No
     for _ in range(DEATHS - 1):
         until_template(keeper)
         os.kill(keeper.pid, signal.SIGKILL)
-        until(lambda: (keeper.look(), keeper.pid)[1] is None, WAIT_S)
+        until(lambda: (keeper.poll(), keeper.pid)[1] is None, WAIT_S)
     assert keeper.why_none == "it has ended, with code -9"
 
 
@@ -345,7 +342,7 @@ def test_an_orphan_that_is_adopted_meanwhile_is_no_zombie(
     monkeypatch.undo()
     here.communicate(timeout=WAIT_S)
     keeper = keeper_of(workers)
-    until(lambda: (keeper.look(), psutil.pid_exists(helper.pid))[1] is False, WAIT_S)
+    until(lambda: (keeper.poll(), psutil.pid_exists(helper.pid))[1] is False, WAIT_S)
 
 
 def test_a_worker_that_is_killed_while_it_is_forked_has_ended(
@@ -380,7 +377,7 @@ place, environment = Path.cwd(), dict(os.environ)
 command = [sys.executable, "-c", "open('ran', 'w').close()"]
 template = Template(command, place, environment, place / "imports", place / "output")
 while not template.ready:
-    template.look()
+    template.poll()
     time.sleep(0.01)
 def die(pid):
     Path("pids").write_text(f"{pid} {template.pid}")
@@ -407,7 +404,6 @@ COMMAND = [sys.executable, STANDIN, "--imports"]
 
 
 def words(process: psutil.Process) -> list[str]:
-    """Its command line; nothing, once it has ended."""
     with contextlib.suppress(psutil.Error):
         return process.cmdline()
     return []

@@ -24,8 +24,6 @@ BUSY_S = 6.0  # what a busy machine adds to any bound
 
 
 class Failing(Scenario):
-    """Runs its script by ``failing.py``."""
-
     model = "counting.py"
     session_s = 15.0  # nobody freezes here, and a busy machine must not make it look so
 

@@ -122,7 +122,6 @@ class Model:
 
     @property
     def desired(self) -> dict[str, int]:
-        """Host -> workers."""
         return dict(self.wanted.hosts)
 
     @property
@@ -137,7 +136,6 @@ class Model:
         return self.generations[number - 1]
 
     def ring(self, number: int) -> list[Worker]:
-        """Who computes in ring ``number``."""
         return [w for w in self.workers.values() if w.running and w.ring == number]
 
     def running(self) -> list[Worker]:
@@ -172,7 +170,6 @@ class Model:
             w.member = replace(w.member, stage=Stage.LEAVING)
 
     def exit(self, w: Worker) -> None:
-        """End a worker in order: its node goes with it."""
         w.running, w.ring = False, 0
         self.nodes.pop(w.id, None)
 
@@ -236,7 +233,6 @@ class Model:
                 w.step += 1
 
     def agree(self, number: int) -> None:
-        """Complete a step in which all records know the same newer generation: all go there."""
         known = {w.seen.number if w.seen else 0 for w in self.ring(number)}
         newest = self.generations[-1]
         if self.in_epoch and newest.waits_for_epoch and max(known, default=0) == newest.number:
@@ -247,7 +243,6 @@ class Model:
                 w.target = max(known)
 
     def notice(self, w: Worker) -> None:
-        """Fail a collective of the worker's ring, because a member of the ring is gone."""
         if w.works and w.ring and not w.target and not self._whole(w.ring):
             self._fail(w, w.ring)
 
@@ -315,7 +310,6 @@ class Model:
             self._fail(w, w.target)
 
     def unrecoverable(self, number: int) -> bool:
-        """Return whether a rendezvous can never be complete, as a worker will not come."""
         asleep = bool(self.generation(number).previous)
 
         def comes(w: Worker) -> bool:
@@ -418,7 +412,6 @@ class Model:
         return decision
 
     def _count_loss(self, now: Snapshot, new: Generation) -> None:
-        """Assert that the state is lost only when all in the ring with it died; count the loss."""
         if set(new.joined) != set(new.worker_ids) or not new.members:
             return
         last = now.generation
@@ -428,7 +421,6 @@ class Model:
         self.total_losses += 1
 
     def _check(self, now: Snapshot, decision: MembershipDecision, ages: Ages) -> None:
-        """Assert the rules that every new generation keeps, whatever led to it."""
         new, last = decision.generation, now.generation
         assert new is not None
         assert new.number == (last.number if last else 0) + 1
@@ -522,7 +514,6 @@ class Model:
             event(w)
 
     def round(self, late: frozenset[int] = frozenset(), seconds: float = 1.0) -> None:
-        """Everything that is due happens once; nobody dies. ``late`` workers sleep through it."""
         self.time += seconds
         present = [w for w in self.workers.values() if w.id not in late]
         recent = [g.number for g in self.generations[-3:]]
@@ -574,11 +565,9 @@ class Model:
             self.wanted = without_reclaimed(self.wanted, done)
 
     def _offered(self) -> list[str]:
-        """Return the hosts that have an agent."""
         return sorted({*self.desired} - self.agentless)
 
     def settled(self) -> str:
-        """Why the world is not as is desired; empty when it is."""
         if self.ended:
             left = [w.id for w in self.running() if not w.hangs]
             return f"{left} still run" if left else ""

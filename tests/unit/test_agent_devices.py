@@ -41,8 +41,6 @@ LEADING = Member(9, "b", 0, "127.0.0.1", 1, 9, "b-0", Stage.ACTIVE, 1)
 
 
 class Hosts:
-    """The node of this host. ``may_have`` are the records of which it has one."""
-
     def __init__(self) -> None:
         self.may_have: list[Host] = []
         self.fails = ""  # of the next write: "lost" (not written) or "unanswered" (written)
@@ -58,8 +56,6 @@ class Hosts:
 
 
 class Store:
-    """What an agent reads and writes."""
-
     def __init__(self) -> None:
         self.session = SimpleNamespace(connected=True, epoch=1, add_listener=lambda f: None)
         self.incarnation = (1, 0)
@@ -139,8 +135,6 @@ class Workers:
 
 
 class Case:
-    """An agent, turn by turn."""
-
     def __init__(self, tmp_path: Path, host: Host = HERE) -> None:
         self.store = Store()
         self.workers = Workers(self.store.hosts)

@@ -14,6 +14,7 @@ from made import make_job, wanted
 from edl.host import agent as borrowed_slots
 from edl.host.agent import BorrowedSlots
 from edl.host.process import Process
+from edl.host.signals import handled
 from edl.host.supervision import SupervisorState
 from edl.job.borrowing import ReclaimTerms, without_reclaimed
 from edl.job.decision import DesiredChange, set_desired
@@ -24,8 +25,6 @@ SIZES = make_job(max_np=4)
 
 
 class Store:
-    """What is desired of a job with one host, and by whom."""
-
     def __init__(self) -> None:
         self.now = Snapshot(SIZES, hosts=(Host("a", 4, "::1"),), **wanted({"a": 2}))
         self.asked: list[str] = []
@@ -58,14 +57,13 @@ class Agent:
 
     @property
     def stands(self) -> tuple[int, int]:
-        """Workers that are wanted, and how many of them are borrowed."""
         desired = self.store.now.desired
         return desired.np, desired.borrowed.get("a", 0)
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(borrowed_slots, "LOOK_S", 0.0)
+    monkeypatch.setattr(borrowed_slots, "POLL_S", 0.0)
 
 
 def test_the_file_says_how_many_are_lent(tmp_path: Path) -> None:
@@ -136,7 +134,7 @@ def test_the_signal_takes_all_back(tmp_path: Path) -> None:
     file.write_text("2")
     agent = Agent(file)
     agent.turn()
-    with agent.borrowed.signals():
+    with handled([signal.SIGRTMIN], agent.borrowed.on_signal):
         signal.raise_signal(signal.SIGRTMIN)
     assert agent.turn()
     assert agent.stands == (2, 0)

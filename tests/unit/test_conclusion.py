@@ -11,7 +11,6 @@ from made import make_job
 
 from edl.errors import CoordinationError
 from edl.events import Event, EvictedDetails, JobFailedDetails
-from edl.host.supervision import JobOutcome
 from edl.job.pending_writes import PendingWrites
 from edl.job.run import JobEnd
 from edl.records import JobState, Member
@@ -116,7 +115,7 @@ def test_a_launcher_whose_answer_is_lost_has_written_both(store: JobStore) -> No
     snapshot = store.snapshot()
     break_next(store)
     with pytest.raises(CoordinationError):
-        conclude(store, JobOutcome(JobState.FAILED, REASON, 1), snapshot)
-    conclude(store, JobOutcome(JobState.FAILED, REASON, 1), snapshot)
+        conclude(store, JobEnd(JobState.FAILED, REASON, 1), snapshot)
+    conclude(store, JobEnd(JobState.FAILED, REASON, 1), snapshot)
     assert store.snapshot().job.state is JobState.FAILED
     assert [event.reason for event in events(store)] == [REASON]

@@ -66,5 +66,5 @@ def test_a_leader_whose_time_limit_ends_soon_decides_again_then(
     ):
         monkeypatch.setattr(daemon._candidate, "turn", Mock(return_value=due_s))
         daemon._break_ring_of(frozenset())
-        daemon._elect(None, JobState.RUNNING, None, {})
+        daemon._elect()
         assert daemon._period_s == waits_s

@@ -100,7 +100,6 @@ def ids(text: str) -> list[int]:
 
 
 def member(id: str, host: str, slot: str, fields: str) -> Member:
-    """Return a worker that is in the ring of generation 7, or a newcomer that has seen that."""
     number = int(id)
     new = Member(number, host or "a", int(slot or id), "::1", 9000 + number, 1, "", Stage.ACTIVE, 7)
     broken: dict[str, Any] = {}
@@ -203,7 +202,6 @@ def who(workers: Any) -> str:
 
 
 def as_text(decision: MembershipDecision) -> list[str]:
-    """Return the decision as lines: the reason, then each thing that the leader does."""
     lines = [decision.reason]
     if (new := decision.generation) is not None:
         assert (new.term, new.reason) == (TERM, decision.reason)

@@ -32,7 +32,6 @@ A, B = Host("a", 2, "::1"), Host("b", 4, "::2")
 
 
 def now(hosts: dict[str, int], **devices: tuple[int, ...]) -> Snapshot:
-    """Return a job with so many desired workers and these devices, on two hosts with agents."""
     desired = wanted(hosts)["desired"]
     return Snapshot(JOB, (A, B), desired=desired, assigned=Assigned(hosts, devices=devices))
 
@@ -147,7 +146,6 @@ def test_a_limited_job_has_no_device_on_a_host_that_was_given_none() -> None:
 
 
 def ring_of(*devices: int | None) -> tuple[Generation, dict[int, Member]]:
-    """Return a ring of workers on host b, with these devices, and their records."""
     records = {
         i: Member(i, "b", i, "::2", 1, 1, f"t-{i}", Stage.ACTIVE, 1, device=device)
         for i, device in enumerate(devices)

@@ -41,7 +41,6 @@ def given(
     cuda: Sequence[str] | None = None,
     members: Sequence[Member] = (),
 ) -> list[tuple[int, int | None, str]]:
-    """Return the starts in ``slots`` that get a device: slot, device and what is visible."""
     starts = [Start(slot, 0, "so") for slot in slots]
     found = with_devices(starts, allowed, cuda, processes, members)
     assert all(one.variables["EDL_DEVICE"] == str(one.device) for one in found)

@@ -10,8 +10,8 @@ import pytest
 
 from edl.host.horovodrun import last_answer
 from edl.host.horovodrun.discovery import _file
+from edl.host.horovodrun.driver import find_launcher
 from edl.host.horovodrun.last_answer import FRESH_S, TOUCH_S, DesiredFile, keep_answer
-from edl.host.horovodrun.launcher import find_launcher
 
 HERE = ("python", "/bin/horovodrun", "-np", "2")
 SHELL = ("/bin/sh", "-c", "horovodrun -np 2")
@@ -20,7 +20,6 @@ ONE, TWO = {"localhost": 1}, {"localhost": 2}
 
 @pytest.fixture(autouse=True)
 def horovodrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let this process have a shell as its parent, and a horovodrun as the shell's."""
     proc, state = tmp_path / "proc", tmp_path / "state" / "edl" / "horovodrun"
     boot = proc / "sys" / "kernel" / "random" / "boot_id"
     boot.parent.mkdir(parents=True)

@@ -26,7 +26,6 @@ def files(tmp_path: Path) -> FunctionFiles:
 
 
 def of_a_cell(monkeypatch: pytest.MonkeyPatch):
-    """Return the function of a notebook's cell, which stands in no file."""
     monkeypatch.setitem(linecache.cache, CELL, (len(SOURCE), None, SOURCE.splitlines(True), CELL))
     names = {"__name__": "__main__", "rate": 0.5}
     exec(compile(SOURCE, CELL, "exec"), names)

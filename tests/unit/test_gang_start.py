@@ -10,8 +10,9 @@ from made import make_job, wanted
 
 from edl.host.decide import AgentState, decide_agent
 from edl.host.process import Process
-from edl.host.supervision import JobOutcome, noted, without_zookeeper
+from edl.host.supervision import noted, without_zookeeper
 from edl.job.placement import has_too_few_places, why_too_few
+from edl.job.run import JobEnd
 from edl.job.snapshot import Snapshot
 from edl.records import Generation, Host, Job, JobState, Member, RingMember, Stage
 
@@ -26,7 +27,6 @@ def agents(**slots: int) -> tuple[Host, ...]:
 
 
 def ready(*hosts: str) -> tuple[Member, ...]:
-    """Return a worker that is ready for each of these hosts."""
     return tuple(
         Member(n, host, n, "127.0.0.1", 1, 1, f"{host}-{n}", Stage.READY)
         for n, host in enumerate(hosts)
@@ -34,7 +34,6 @@ def ready(*hosts: str) -> tuple[Member, ...]:
 
 
 def facts(job: Job = JOB, **changes: Any) -> Snapshot:
-    """Return a job of 2 workers on each of the hosts a and b, of which only a has an agent."""
     now = Snapshot(job, **wanted({"a": 2, "b": 2}), hosts=agents(a=2))
     return replace(now, **changes)
 
@@ -83,8 +82,7 @@ def own(*processes: Process) -> AgentState:
     return AgentState("a", "a", processes, state_since=NOW)
 
 
-def after(state: AgentState, now: Snapshot, at: float) -> tuple[AgentState, JobOutcome | None]:
-    """Return the agent's state and what it decides when it has read ``now``."""
+def after(state: AgentState, now: Snapshot, at: float) -> tuple[AgentState, JobEnd | None]:
     state = noted(state, now, at)
     return state, decide_agent(now, state, at).outcome
 

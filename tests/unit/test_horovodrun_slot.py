@@ -68,7 +68,6 @@ def with_job(**changes: Any) -> Snapshot:
 
 
 def end_signal(snapshot: Snapshot, own: SlotState, at: float) -> str | None:
-    """Return the signal that the worker gets at that time; None if it gets none."""
     endings = decide_slot(snapshot, own, at).endings
     return None if not endings else "SIGKILL" if endings[0].kill else "SIGTERM"
 
@@ -450,7 +449,7 @@ def test_a_host_is_barred_from_the_loss_of_a_slot_until_it_has_one_again() -> No
     lost_slots = LostSlots("a", 0, LIMITS)
 
     def barred(now: float, hosts: dict[str, int], *slots: SlotRecord) -> set[str]:
-        lost_slots.see(replace(NOW, **wanted(hosts), slots=slots), 0.0, now)
+        lost_slots.update(replace(NOW, **wanted(hosts), slots=slots), 0.0, now)
         return set(lost_slots.barred)
 
     assert barred(100.0, {"a": 2, "b": 2}, *kept) == set()
@@ -468,7 +467,7 @@ def test_a_loss_is_acted_on_each_time_and_a_slot_that_comes_again_is_none() -> N
     lost_slots = LostSlots("a", 0, LIMITS)
 
     def asks(now: float, hosts: dict[str, int], *slots: SlotRecord) -> bool:
-        return lost_slots.see(replace(NOW, **wanted(hosts), slots=slots), 0.0, now)
+        return lost_slots.update(replace(NOW, **wanted(hosts), slots=slots), 0.0, now)
 
     both = {"a": 1, "b": 1}
     for began in (100.0, 200.0):  # the host came back after its cool-down

@@ -11,7 +11,6 @@ from edl.host.job_end import TOLD, failing_slots
 from edl.host.process import UNKNOWN_EXIT, Process, backoff_s, exit_status, exited, how, seen
 from edl.host.restart import to_ask, waiting_members
 from edl.host.supervision import (
-    JobOutcome,
     RingDeath,
     SupervisorDecision,
     members_to_ask,
@@ -22,6 +21,7 @@ from edl.host.supervision import (
     without_zookeeper,
 )
 from edl.job.liveness import GONE
+from edl.job.run import JobEnd
 from edl.job.snapshot import Snapshot
 from edl.records import (
     Assigned,
@@ -49,7 +49,6 @@ def process(slot: int, **changes: object) -> Process:
 
 
 def trainer(slot: int, **changes: object) -> Process:
-    """Return a process whose worker has the number of its slot and is a member of the ring."""
     return process(slot, **{"worker": slot, "ready": True, "seated": True, **changes})
 
 
@@ -87,6 +86,10 @@ def own(*processes: Process, **changes: object) -> AgentState:
     return replace(values, **changes)  # type: ignore[arg-type]
 
 
+def decide(facts: Snapshot, *processes: Process, **changes: object) -> SupervisorDecision:
+    return decide_agent(facts, own(*processes, **changes), NOW)
+
+
 def slots(decision: SupervisorDecision) -> list[int]:
     return [start.slot for start in decision.starts]
 
@@ -109,7 +112,7 @@ def ended(decision: SupervisorDecision) -> list[tuple[str, bool]]:
 def test_the_replacement_of_a_member_of_the_ring_lets_the_others_repair_it_first(
     before: Process, replaces: bool
 ) -> None:
-    (start,) = decide_agent(snapshot(2, generation(0, 1)), own(trainer(0), before), NOW).starts
+    (start,) = decide(snapshot(2, generation(0, 1)), trainer(0), before).starts
     assert (start.slot, start.replaces) == (1, replaces)
 
 
@@ -122,26 +125,26 @@ def test_of_workers_that_all_got_sigterm_only_those_are_replaced_that_the_job_ne
     members = tuple(member(w, f"t-{w}", stage=Stage.LEAVING, generation=1) for w in (0, 1))
     job = changed(JOB, min_np=min_np)
     now = snapshot(2, generation(0, 1), job=job, members=members, hosts=(Host("a", 4, "::1"),))
-    assert len(decide_agent(now, own(*leaving), NOW).starts) == replacements
+    assert len(decide(now, *leaving).starts) == replacements
 
 
 def test_the_first_workers_start_at_once() -> None:
-    decision = decide_agent(snapshot(2), own(), NOW)
+    decision = decide(snapshot(2))
     assert slots(decision) == [0, 1]
     assert decision.reason == "0 of 2 workers run on a"
 
 
 def test_a_raised_size_starts_what_is_missing_in_the_lowest_free_slots() -> None:
-    assert slots(decide_agent(snapshot(4), own(process(0), process(2)), NOW)) == [1, 3]
+    assert slots(decide(snapshot(4), process(0), process(2))) == [1, 3]
 
 
 def test_a_lowered_size_ends_nobody() -> None:
-    decision = decide_agent(snapshot(1, generation(0, 1)), own(trainer(0), trainer(1)), NOW)
+    decision = decide(snapshot(1, generation(0, 1)), trainer(0), trainer(1))
     assert (decision.starts, decision.endings) == ((), ())
 
 
 def test_another_hosts_workers_are_not_ours() -> None:
-    assert slots(decide_agent(replace(snapshot(0), **wanted({"b": 3})), own(), NOW)) == []
+    assert slots(decide(replace(snapshot(0), **wanted({"b": 3})))) == []
 
 
 @pytest.mark.parametrize(("since", "expected"), [(0.0, []), (LIMITS.settle_s, [2])])
@@ -149,17 +152,12 @@ def test_a_departing_worker_is_replaced_only_if_it_is_still_wanted(
     since: float, expected: list[int]
 ) -> None:
     leaving = trainer(1, departing=NOW - since)
-    assert (
-        slots(decide_agent(snapshot(2, generation(0, 1)), own(trainer(0), leaving), NOW))
-        == expected
-    )
+    assert slots(decide(snapshot(2, generation(0, 1)), trainer(0), leaving)) == expected
 
 
 def test_the_replacement_shares_the_device_of_who_leaves_when_no_slot_is_free() -> None:
     now = replace(snapshot(2, generation(0, 1)), hosts=(Host("a", 2, "127.0.0.1"),))
-    (start,) = decide_agent(
-        now, own(trainer(0), trainer(1, departing=NOW - LIMITS.settle_s)), NOW
-    ).starts
+    (start,) = decide(now, trainer(0), trainer(1, departing=NOW - LIMITS.settle_s)).starts
     assert (start.slot, start.failures) == (1, 0)
     assert start.reason == "w1 leaves and a worker is wanted"
 
@@ -169,7 +167,7 @@ def test_after_a_replacement_that_shared_a_device_the_next_one_shares_it_too() -
     now = replace(snapshot(1, generation(0)), hosts=(Host("a", 1, "127.0.0.1"),))
     leaves = trainer(0, departing=NOW - 60.0)
     dead = replace(died(0), attempt_id="t-9", started=NOW - 5.0)
-    assert slots(decide_agent(now, own(leaves, dead), NOW)) == []
+    assert slots(decide(now, leaves, dead)) == []
     (start,) = decide_agent(now, own(leaves, dead), NOW + 1.0).starts
     assert (start.slot, start.failures) == (0, 1)
     other = replace(process(0), attempt_id="t-10")
@@ -184,20 +182,20 @@ def test_a_worker_that_exited_with_0_is_replaced_only_if_it_is_still_wanted(
     since: float, expected: list[int]
 ) -> None:
     gone = trainer(1, exit_code=0, exited=NOW - since)
-    assert slots(decide_agent(snapshot(2, generation(0)), own(trainer(0), gone), NOW)) == expected
+    assert slots(decide(snapshot(2, generation(0)), trainer(0), gone)) == expected
 
 
 def test_workers_of_an_earlier_agent_count_and_keep_their_slots() -> None:
     earlier = member(0, "earlier-0", stage=Stage.ACTIVE)
-    assert slots(decide_agent(snapshot(2, members=(earlier,)), own(), NOW)) == [1]
+    assert slots(decide(snapshot(2, members=(earlier,)))) == [1]
     leaving = replace(earlier, stage=Stage.LEAVING)
-    assert slots(decide_agent(snapshot(2, members=(leaving,)), own(), NOW)) == [1, 2]
+    assert slots(decide(snapshot(2, members=(leaving,)))) == [1, 2]
 
 
 def test_adopted_workers_are_its_own() -> None:
     adopted = [trainer(0, attempt_id="x-0"), trainer(1, attempt_id="x-1")]
     now = snapshot(3, generation(0, 1), members=(member(0, "x-0"), member(1, "x-1")))
-    decision = decide_agent(now, own(*adopted), NOW)
+    decision = decide(now, *adopted)
     assert slots(decision) == [2]
     assert decision.reason == "2 of 3 workers run on a"
 
@@ -207,7 +205,7 @@ def test_an_adopted_worker_that_vanishes_is_replaced() -> None:
     now = snapshot(2, generation(0, 1), members=(member(0, "x-0"),))
     seen = observe([trainer(0, attempt_id="x-0"), gone], now, NOW)
     assert [p.exit_code for p in seen] == [None, UNKNOWN_EXIT]
-    assert slots(decide_agent(now, own(*seen), NOW)) == [1]
+    assert slots(decide(now, *seen)) == [1]
 
 
 @pytest.mark.parametrize(
@@ -229,14 +227,13 @@ def test_an_unknown_end_in_words_and_as_a_code() -> None:
 
 def test_members_on_other_hosts_do_not_count() -> None:
     there = member(0, "earlier-0", host="b")
-    assert slots(decide_agent(snapshot(2, members=(there,)), own(), NOW)) == [0, 1]
+    assert slots(decide(snapshot(2, members=(there,)))) == [0, 1]
 
 
 # --- failures
 
 
 def patient(**changes: object) -> Snapshot:
-    """Of a job whose slots are never given up."""
     return snapshot(2, generation(0, 1), job=changed(JOB, max_restarts=1000), **changes)
 
 
@@ -248,7 +245,7 @@ def test_a_failed_slot_waits_for_its_back_off(
     failures: int, waited: float, starts: list[int]
 ) -> None:
     crashed = trainer(1, exit_code=1, exited=NOW - waited, failures=failures)
-    decision = decide_agent(patient(), own(trainer(0), crashed), NOW)
+    decision = decide(patient(), trainer(0), crashed)
     assert slots(decision) == starts
     assert [start.failures for start in decision.starts] == [failures + 1] * len(starts)
 
@@ -265,25 +262,25 @@ def test_the_longest_back_off_can_be_set() -> None:
 
     crashed = trainer(1, exit_code=1, exited=NOW - 1.0, failures=20)
     facts = patient()
-    assert slots(decide_agent(facts, own(trainer(0), crashed, limits=at_most(1.0)), NOW)) == [1]
-    assert slots(decide_agent(facts, own(trainer(0), crashed, limits=at_most(1.1)), NOW)) == []
+    assert slots(decide(facts, trainer(0), crashed, limits=at_most(1.0))) == [1]
+    assert slots(decide(facts, trainer(0), crashed, limits=at_most(1.1))) == []
 
 
 def test_a_slot_whose_worker_had_trained_is_filled_in_the_same_turn() -> None:
     killed = trainer(1, exit_code=-9, exited=NOW, started=NOW - 8.0, failures=3, trained_s=8.0)
-    (start,) = decide_agent(patient(), own(trainer(0), killed), NOW).starts
+    (start,) = decide(patient(), trainer(0), killed).starts
     assert (start.slot, start.failures) == (1, 0)
 
 
 def test_a_worker_that_ended_without_joining_waits_too() -> None:
     mute = process(1, exit_code=0, exited=NOW)
-    assert slots(decide_agent(snapshot(2, generation(0)), own(trainer(0), mute), NOW)) == []
+    assert slots(decide(snapshot(2, generation(0)), trainer(0), mute)) == []
 
 
 def test_a_newcomer_that_we_ended_is_no_failure() -> None:
     ending = trainer(1, exit_code=-15, exited=NOW, ending_since=NOW - 1, seated=False)
     assert not ending.failed
-    assert slots(decide_agent(snapshot(2, generation(0)), own(trainer(0), ending), NOW)) == [1]
+    assert slots(decide(snapshot(2, generation(0)), trainer(0), ending)) == [1]
 
 
 @pytest.mark.parametrize(
@@ -323,21 +320,21 @@ def test_an_early_end_of_all_leaves_only_the_clock(exited: float, late: bool) ->
 def test_the_evicted_are_ended_and_replaced_when_that_is_wanted() -> None:
     facts = snapshot(2, generation(0), evicted={1: "it was not ready after 300 s"})
     processes = (trainer(0), process(1, worker=1))
-    decision = decide_agent(facts, own(*processes), NOW)
+    decision = decide(facts, *processes)
     assert ended(decision) == [("t-1", False)]
     assert decision.endings[0].reason == "it was not ready after 300 s"
     assert slots(decision) == [2]
     ending = replace(processes[1], ending_since=NOW - LIMITS.kill_s)
-    assert ended(decide_agent(facts, own(trainer(0), ending), NOW)) == [("t-1", True)]
+    assert ended(decide(facts, trainer(0), ending)) == [("t-1", True)]
     ending = replace(ending, ending_since=NOW - LIMITS.kill_s + 0.1)
-    assert ended(decide_agent(facts, own(trainer(0), ending), NOW)) == []
+    assert ended(decide(facts, trainer(0), ending)) == []
 
 
 # --- a job that cannot begin
 
 
 def test_all_first_starts_died() -> None:
-    decision = decide_agent(snapshot(2), own(died(0, 3), died(1, 3)), NOW)
+    decision = decide(snapshot(2), died(0, 3), died(1, 3))
     assert decision.outcome is not None
     assert (decision.outcome.state, decision.outcome.exit_code) == (JobState.FAILED, 3)
     assert decision.outcome.reason == (
@@ -348,23 +345,21 @@ def test_all_first_starts_died() -> None:
 
 def test_all_died_though_one_was_started_again() -> None:
     again = process(0, started=NOW - 1, failures=1)
-    assert decide_agent(snapshot(2), own(again, died(1)), NOW).outcome is not None
+    assert decide(snapshot(2), again, died(1)).outcome is not None
 
 
 def test_one_of_two_died() -> None:
-    decision = decide_agent(snapshot(2), own(died(0), process(1)), NOW)
+    decision = decide(snapshot(2), died(0), process(1))
     assert decision.outcome is None
 
 
 def test_all_died_but_one_had_been_ready() -> None:
-    assert (
-        decide_agent(snapshot(2), own(died(0), died(1, ready=True, worker=1)), NOW).outcome is None
-    )
+    assert decide(snapshot(2), died(0), died(1, ready=True, worker=1)).outcome is None
 
 
 def test_all_died_here_but_not_elsewhere() -> None:
     facts = snapshot(2, members=(member(0, "other-0", host="b"),))
-    assert decide_agent(facts, own(died(0), died(1)), NOW).outcome is None
+    assert decide(facts, died(0), died(1)).outcome is None
 
 
 def test_workers_elsewhere_that_have_not_registered_may_begin() -> None:
@@ -372,10 +367,10 @@ def test_workers_elsewhere_that_have_not_registered_may_begin() -> None:
     here = replace(facts.assigned, hosts={"a": 2, "b": 2})
     other = Host("b", 2, "10.0.0.2", failing={"0": ""})
     facts = replace(facts, assigned=here, hosts=(*facts.hosts, other))
-    assert decide_agent(facts, own(died(0), died(1)), NOW).outcome is None
+    assert decide(facts, died(0), died(1)).outcome is None
     failing = replace(other, failing={"0": "", "1": "exited with code 1"})
     facts = replace(facts, hosts=(*facts.hosts[:-1], failing))
-    outcome = decide_agent(facts, own(died(0), died(1)), NOW).outcome
+    outcome = decide(facts, died(0), died(1)).outcome
     assert outcome is not None
     assert outcome.state is JobState.FAILED
 
@@ -390,7 +385,7 @@ def test_a_slot_fails_until_a_worker_of_it_is_ready() -> None:
 
 
 def test_the_only_worker_was_killed() -> None:
-    outcome = decide_agent(snapshot(1), own(died(0, -9, termination_message="")), NOW).outcome
+    outcome = decide(snapshot(1), died(0, -9, termination_message="")).outcome
     assert outcome is not None
     assert outcome.exit_code == 137
     assert outcome.reason == (
@@ -399,9 +394,7 @@ def test_the_only_worker_was_killed() -> None:
 
 
 def test_a_script_without_init() -> None:
-    outcome = decide_agent(
-        snapshot(2), own(process(0, exit_code=0, exited=NOW), process(1)), NOW
-    ).outcome
+    outcome = decide(snapshot(2), process(0, exit_code=0, exited=NOW), process(1)).outcome
     assert outcome is not None
     assert outcome.reason == "train.py ended without calling edl.init()"
     assert outcome.exit_code == 1
@@ -409,32 +402,32 @@ def test_a_script_without_init() -> None:
 
 def test_a_script_that_was_refused_fails_the_job_at_once() -> None:
     refused = died(0, REFUSED_EXIT, termination_message="edl: this script calls horovod's init()")
-    outcome = decide_agent(snapshot(2), own(refused, process(1)), NOW).outcome
+    outcome = decide(snapshot(2), refused, process(1)).outcome
     assert outcome is not None
     assert (outcome.reason, outcome.exit_code) == (refused.termination_message, REFUSED_EXIT)
 
 
 def test_a_silent_script_fails_the_job_only_before_its_first_ring() -> None:
     silent = process(0, started=NOW - 120)
-    outcome = decide_agent(snapshot(1), own(silent), NOW).outcome
+    outcome = decide(snapshot(1), silent).outcome
     assert outcome is not None
     assert "train.py (slot 0) did not call edl.init() within 120 s" in outcome.reason
     facts = snapshot(2, generation(1))
-    decision = decide_agent(facts, own(silent, trainer(1)), NOW)
+    decision = decide(facts, silent, trainer(1))
     assert decision.outcome is None
     assert decision.warnings == ("train.py in slot 0 runs for 120 s and did not call edl.init()",)
 
 
 def test_enough_other_workers_outweigh_a_silent_one() -> None:
     silent, here = process(0, started=NOW - 120), process(1, worker=1, started=NOW - 120)
-    assert decide_agent(snapshot(2), own(silent, here), NOW).outcome is None
+    assert decide(snapshot(2), silent, here).outcome is None
 
 
 def test_a_slot_that_keeps_failing_ends_a_job_that_cannot_do_without_it() -> None:
     job = changed(JOB, min_np=2)
     ready = process(0, worker=0, ready=True, started=NOW - 120)
     failing = died(1, 7, started=NOW - 1, failures=6)
-    outcome = decide_agent(snapshot(2, job=job), own(ready, failing), NOW).outcome
+    outcome = decide(snapshot(2, job=job), ready, failing).outcome
     assert outcome is not None
     assert outcome.exit_code == 7
     assert outcome.reason.startswith("1 of at least 2 workers came up within 120 s")
@@ -445,7 +438,7 @@ def test_a_slot_that_keeps_failing_ends_a_job_that_cannot_do_without_it() -> Non
 
 def test_all_workers_failed() -> None:
     dead = [trainer(slot, exit_code=3, exited=NOW, termination_message="Boom") for slot in (0, 1)]
-    outcome = decide_agent(snapshot(2, generation(0, 1)), own(*dead), NOW).outcome
+    outcome = decide(snapshot(2, generation(0, 1)), *dead).outcome
     assert outcome is not None
     assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 3)
     assert outcome.reason == "all workers exited with code 3; the last line of w0: Boom"
@@ -463,24 +456,24 @@ def test_who_was_about_to_leave_keeps_the_ring_alive() -> None:
     gone = replace(now, members=())
     assert decide_agent(gone, left, NOW).outcome is not None
     elsewhere = tuple(replace(each, attempt_id=f"other-{each.id}", host="b") for each in members)
-    assert decide_agent(replace(now, members=elsewhere), own(killed), NOW).outcome is None
+    assert decide(replace(now, members=elsewhere), killed).outcome is None
 
 
 def test_a_newcomer_does_not_keep_a_dead_ring_alive() -> None:
     dead, newcomer = trainer(0, exit_code=3, exited=NOW), process(1, worker=1, ready=True)
-    assert decide_agent(snapshot(2, generation(0)), own(dead, newcomer), NOW).outcome is not None
+    assert decide(snapshot(2, generation(0)), dead, newcomer).outcome is not None
 
 
 def test_a_living_worker_elsewhere_keeps_the_job_alive() -> None:
     facts = snapshot(1, generation(0, 1), members=(member(1, "other-0", host="b"),))
     dead = trainer(0, exit_code=3, exited=NOW)
-    assert decide_agent(facts, own(dead), NOW).outcome is None
+    assert decide(facts, dead).outcome is None
 
 
 def test_all_workers_exited_with_0_though_the_job_runs() -> None:
     gone = trainer(0, exit_code=0, exited=NOW)
     facts = snapshot(1, generation(0))
-    assert decide_agent(facts, own(gone), NOW).outcome is None  # what they wrote last may come yet
+    assert decide(facts, gone).outcome is None  # what they wrote last may come yet
     outcome = decide_agent(facts, own(gone), NOW + LIMITS.settle_s).outcome
     assert outcome is not None
     assert outcome.state is JobState.FINISHED
@@ -512,7 +505,7 @@ def test_what_kills_the_training_of_a_wrapper_kills_workers() -> None:
     facts = snapshot(2, generation(0, 1), job=SAVED)
     for code, goes_on in ((137, True), (1, False)):
         dead = [exited(trainer(slot), code, NOW, "Killed") for slot in (0, 1)]
-        outcome = decide_agent(facts, own(*dead, ring_deaths=(RingDeath(1, 40, NOW),)), NOW).outcome
+        outcome = decide(facts, *dead, ring_deaths=(RingDeath(1, 40, NOW),)).outcome
         assert (outcome is None) == goes_on
 
 
@@ -595,8 +588,8 @@ def test_nobody_is_started_for_workers_that_were_told_to_end_while_zookeeper_was
         decision = decide_agent(back, mine, NOW + 9 * LIMITS.away_s)
         assert (decision.reason, decision.starts, decision.outcome) == (TOLD, (), None)
     newcomer = process(2)
-    assert ended(decide_agent(facts, own(told, newcomer), NOW)) == [(newcomer.attempt_id, False)]
-    for seconds, outcome in ((-0.1, None), (0.0, JobOutcome(JobState.STOPPED, TOLD))):
+    assert ended(decide(facts, told, newcomer)) == [(newcomer.attempt_id, False)]
+    for seconds, outcome in ((-0.1, None), (0.0, JobEnd(JobState.STOPPED, TOLD))):
         decision = decide_agent(alone, own(told, ring_deaths=dead), NOW + LIMITS.away_s + seconds)
         assert decision.outcome == outcome, "who has told them does not come back"
     trains_on = replace(facts, generation=generation(1, number=2))
@@ -623,12 +616,12 @@ def test_those_of_other_hosts_that_answer_hold_the_state() -> None:
 
 def test_those_of_other_hosts_are_dead_when_their_end_was_logged_or_proven() -> None:
     facts, mine = snapshot(1, generation(0, 1)), trainer(0, exit_code=3, exited=NOW)
-    assert decide_agent(facts, own(mine), NOW).outcome is None
-    assert decide_agent(facts, own(mine, ended=frozenset({1})), NOW).outcome is not None
+    assert decide(facts, mine).outcome is None
+    assert decide(facts, mine, ended=frozenset({1})).outcome is not None
     proven = replace(facts, evicted={1: "its process is gone: port 1 refuses connections"})
-    assert decide_agent(proven, own(mine), NOW).outcome is not None
+    assert decide(proven, mine).outcome is not None
     cut_off = replace(facts, evicted={1: "it is frozen or cut off"})
-    assert decide_agent(cut_off, own(mine), NOW).outcome is None
+    assert decide(cut_off, mine).outcome is None
 
 
 def test_who_obeyed_the_leader_has_shown_no_error_of_the_script() -> None:
@@ -642,7 +635,7 @@ def test_who_obeyed_the_leader_has_shown_no_error_of_the_script() -> None:
 
 def test_a_ring_that_dies_on_several_hosts_is_said_of_all_and_of_one() -> None:
     facts, mine = snapshot(1, generation(0, 1)), trainer(0, exit_code=3, exited=NOW)
-    outcome = decide_agent(facts, own(mine, ended=frozenset({1})), NOW).outcome
+    outcome = decide(facts, mine, ended=frozenset({1})).outcome
     assert outcome is not None
     assert outcome.reason == "all workers died, w0 exited with code 3; w0 wrote nothing"
 
@@ -650,9 +643,9 @@ def test_a_ring_that_dies_on_several_hosts_is_said_of_all_and_of_one() -> None:
 def test_when_the_ring_has_ended_nobody_is_started_and_the_job_has_stopped() -> None:
     ended_ring = replace(generation(0), members=(), reason="all have left")
     facts = snapshot(2, ended_ring, members=(member(0, "t-0"),), evicted={0: "it is frozen"})
-    decision = decide_agent(facts, own(trainer(0)), NOW)
+    decision = decide(facts, trainer(0))
     assert (decision.starts, decision.outcome, ended(decision)) == ((), None, [("t-0", False)])
-    outcome = decide_agent(replace(facts, members=()), own(), NOW).outcome
+    outcome = decide(replace(facts, members=())).outcome
     assert outcome is not None
     assert (outcome.state, outcome.reason) == (JobState.STOPPED, "all have left")
 
@@ -660,7 +653,7 @@ def test_when_the_ring_has_ended_nobody_is_started_and_the_job_has_stopped() -> 
 def test_only_who_failed_by_itself_is_blamed_for_the_end() -> None:
     ended = trainer(0, exit_code=-15, exited=NOW, ending_since=NOW - 1)
     failed = trainer(1, exit_code=1, exited=NOW, termination_message="Boom")
-    outcome = decide_agent(snapshot(2, generation(0, 1)), own(ended, failed), NOW).outcome
+    outcome = decide(snapshot(2, generation(0, 1)), ended, failed).outcome
     assert outcome is not None
     assert outcome.reason == "all workers exited with code 1; the last line of w1: Boom"
 
@@ -669,7 +662,6 @@ def test_only_who_failed_by_itself_is_blamed_for_the_end() -> None:
 
 
 def failing(slot: int = 1, **changes: object) -> Process:
-    """Its slot has failed once more than it may."""
     values = {
         "exit_code": 3,
         "exited": NOW,
@@ -681,7 +673,7 @@ def failing(slot: int = 1, **changes: object) -> Process:
 
 def test_a_slot_that_keeps_failing_is_given_up_and_not_wanted() -> None:
     facts = snapshot(2, generation(0))
-    decision = decide_agent(facts, own(trainer(0), failing()), NOW)
+    decision = decide(facts, trainer(0), failing())
     assert (decision.starts, decision.outcome) == ((), None)
     assert decision.disable_slot is not None
     assert (decision.disable_slot.attempt_id, decision.disable_slot.slot) == ("t-1", 1)
@@ -691,29 +683,24 @@ def test_a_slot_that_keeps_failing_is_given_up_and_not_wanted() -> None:
         "1 worker is wanted now; w1 exited with code 3; the last line of w1: Boom"
     )
     once_less = failing(failures=JOB.spec.settings.max_restarts - 1, exited=NOW - 100)
-    assert slots(decide_agent(facts, own(trainer(0), once_less), NOW)) == [1]
+    assert slots(decide(facts, trainer(0), once_less)) == [1]
 
 
 def test_a_slot_is_not_given_up_where_nobody_is_wanted_or_before_the_job_fails_alike() -> None:
-    assert (
-        decide_agent(snapshot(1, generation(0)), own(trainer(0), failing()), NOW).disable_slot
-        is None
-    )
+    assert decide(snapshot(1, generation(0)), trainer(0), failing()).disable_slot is None
     never = changed(JOB, max_restarts=0)
     first = trainer(1, exit_code=3, exited=NOW)
-    assert decide_agent(
-        snapshot(2, generation(0), job=never), own(trainer(0), first), NOW
-    ).disable_slot
+    assert decide(snapshot(2, generation(0), job=never), trainer(0), first).disable_slot
     left = trainer(1, exit_code=0, exited=NOW - 10, failures=50)
-    assert decide_agent(snapshot(2, generation(0)), own(trainer(0), left), NOW).disable_slot is None
+    assert decide(snapshot(2, generation(0)), trainer(0), left).disable_slot is None
 
 
 def test_who_asks_for_more_lets_a_slot_that_was_given_up_begin_anew_after_all_others() -> None:
     used_up = failing(used_up=True)
-    assert slots(decide_agent(snapshot(1, generation(0)), own(trainer(0), used_up), NOW)) == []
-    assert slots(decide_agent(snapshot(2, generation(0)), own(trainer(0), used_up), NOW)) == [2]
+    assert slots(decide(snapshot(1, generation(0)), trainer(0), used_up)) == []
+    assert slots(decide(snapshot(2, generation(0)), trainer(0), used_up)) == [2]
     small = replace(snapshot(2, generation(0)), hosts=(Host("a", 2, "127.0.0.1"),))
-    (start,) = decide_agent(small, own(trainer(0), used_up), NOW).starts
+    (start,) = decide(small, trainer(0), used_up).starts
     assert (start.slot, start.failures) == (1, 0)
 
 
@@ -747,7 +734,7 @@ def test_a_newcomer_that_was_refused_is_not_replaced() -> None:
     )
     roomy = (Host("a", 4, "1.1.1.1"),)
     facts = snapshot(2, generation(0), hosts=roomy)
-    decision = decide_agent(facts, own(trainer(0), refused), NOW)
+    decision = decide(facts, trainer(0), refused)
     assert decision.starts == ()
     assert decision.disable_slot is not None
     assert decision.disable_slot.desired == {"a": 1}
@@ -756,12 +743,12 @@ def test_a_newcomer_that_was_refused_is_not_replaced() -> None:
         "wanted now; w1 has said why"
     )
     needy = replace(facts, job=changed(JOB, min_np=2))
-    outcome = decide_agent(needy, own(trainer(0), refused), NOW).outcome
+    outcome = decide(needy, trainer(0), refused).outcome
     assert outcome is not None
     assert (outcome.state, outcome.exit_code) == (JobState.FAILED, REFUSED_EXIT)
     assert outcome.reason.endswith("left: the last line of w1: edl: w1 joined after ...")
     known = replace(refused, used_up=True)
-    assert slots(decide_agent(facts, own(trainer(0), known), NOW)) == [2]  # somebody asks for more
+    assert slots(decide(facts, trainer(0), known)) == [2]  # somebody asks for more
 
 
 def test_nobody_is_started_for_one_that_is_about_to_be_refused() -> None:
@@ -770,15 +757,15 @@ def test_nobody_is_started_for_one_that_is_about_to_be_refused() -> None:
     gone = {1: f"{GONE}: 127.0.0.1:1 refuses connections"}
     facts = snapshot(2, generation(0), hosts=roomy, evicted=gone)
     leaving = trainer(1, exited_at=NOW, ended=NOW, ended_code=REFUSED_EXIT)
-    assert slots(decide_agent(facts, own(trainer(0), leaving), NOW)) == []
+    assert slots(decide(facts, trainer(0), leaving)) == []
     killed = trainer(1, exited_at=NOW)
-    assert slots(decide_agent(facts, own(trainer(0), killed), NOW)) == [2]
+    assert slots(decide(facts, trainer(0), killed)) == [2]
 
 
 def test_a_newcomer_that_was_refused_before_it_joined_is_not_replaced_either() -> None:
     refused = trainer(1, exit_code=REFUSED_EXIT, exited=NOW, seated=False, ready=False)
     facts = snapshot(2, generation(0), hosts=(Host("a", 4, "1.1.1.1"),))
-    decision = decide_agent(facts, own(trainer(0), refused), NOW)
+    decision = decide(facts, trainer(0), refused)
     assert decision.starts == ()
     assert decision.disable_slot is not None
     assert decision.disable_slot.desired == {"a": 1}
@@ -873,31 +860,29 @@ def test_nobody_leads_a_job_that_stops() -> None:
 
 def test_a_job_that_stops_before_it_began() -> None:
     facts = snapshot(2, job=state(JobState.STOPPING))
-    assert ended(decide_agent(facts, own(process(0)), NOW)) == [("t-0", False)]
+    assert ended(decide(facts, process(0))) == [("t-0", False)]
 
 
 def test_a_process_that_has_not_joined_is_ended_when_the_job_stops() -> None:
     facts = snapshot(2, generation(0), job=state(JobState.STOPPING))
-    assert ended(decide_agent(facts, own(trainer(0), process(1)), NOW)) == [("t-1", False)]
+    assert ended(decide(facts, trainer(0), process(1))) == [("t-1", False)]
 
 
 def test_a_stopping_job_starts_nobody() -> None:
-    assert (
-        decide_agent(snapshot(4, job=state(JobState.STOPPING)), own(process(0)), NOW).starts == ()
-    )
+    assert decide(snapshot(4, job=state(JobState.STOPPING)), process(0)).starts == ()
 
 
 def test_the_last_one_out_says_stopped() -> None:
     facts = snapshot(2, generation(0, 1), job=state(JobState.STOPPING, "Ctrl-C in edl run"))
     gone = trainer(0, exit_code=0, exited=NOW)
     there = member(1, "other-0", host="b")
-    assert decide_agent(replace(facts, members=(there,)), own(gone), NOW).outcome is None
-    outcome = decide_agent(facts, own(gone), NOW).outcome
+    assert decide(replace(facts, members=(there,)), gone).outcome is None
+    outcome = decide(facts, gone).outcome
     assert outcome is not None
     assert (outcome.state, outcome.reason) == (JobState.STOPPED, "Ctrl-C in edl run")
     assert outcome.exit_code == 0
     lingering = member(0, "t-0")  # our own, dead; its session has not expired yet
-    assert decide_agent(replace(facts, members=(lingering,)), own(gone), NOW).outcome is not None
+    assert decide(replace(facts, members=(lingering,)), gone).outcome is not None
 
 
 # --- over
@@ -918,14 +903,12 @@ def test_workers_of_a_job_that_is_over_get_time_to_end(over: JobState, limit: fl
     assert ended(decide_agent(facts, own(trainer(0)), NOW + limit)) == [("t-0", False)]
     ending = trainer(0, ending_since=NOW)
     assert ended(decide_agent(facts, own(ending), NOW + limit + LIMITS.kill_s)) == [("t-0", True)]
-    assert decide_agent(facts, own(trainer(0)), NOW).exit_code is None
+    assert decide(facts, trainer(0)).exit_code is None
 
 
 def test_newcomers_of_a_job_that_is_over_are_ended_at_once() -> None:
     facts = snapshot(1, generation(0), job=state(JobState.FINISHED))
-    assert ended(decide_agent(facts, own(trainer(0), process(1, worker=1)), NOW)) == [
-        ("t-1", False)
-    ]
+    assert ended(decide(facts, trainer(0), process(1, worker=1))) == [("t-1", False)]
 
 
 def test_a_long_end_of_a_finished_job_is_mentioned() -> None:
@@ -937,7 +920,7 @@ def test_a_long_end_of_a_finished_job_is_mentioned() -> None:
 def test_an_evicted_worker_of_a_finished_job_is_not_waited_for() -> None:
     """It is frozen; the others may still save what they have trained, for as long as it takes."""
     facts = snapshot(1, generation(0), job=state(JobState.FINISHED), evicted={1: "it is frozen"})
-    decision = decide_agent(facts, own(trainer(0), trainer(1)), NOW)
+    decision = decide(facts, trainer(0), trainer(1))
     assert ended(decision) == [("t-1", False)]
     assert decision.endings[0].reason == "it is frozen"
     asked = trainer(1, ending_since=NOW, why="it is frozen")
@@ -949,18 +932,15 @@ def test_an_evicted_worker_of_a_finished_job_is_not_waited_for() -> None:
 @pytest.mark.parametrize("over", [JobState.FINISHED, JobState.STOPPED, JobState.FAILED])
 def test_the_agent_ends_after_its_workers(over: JobState) -> None:
     facts = snapshot(1, generation(0), job=state(over))
-    assert decide_agent(facts, own(trainer(0, exit_code=1, exited=NOW)), NOW).exit_code is not None
-    assert decide_agent(facts, own(), NOW).exit_code is not None
+    assert decide(facts, trainer(0, exit_code=1, exited=NOW)).exit_code is not None
+    assert decide(facts).exit_code is not None
 
 
 def test_a_drained_host_ends_when_it_is_empty() -> None:
     facts = snapshot(0, generation(0))
-    assert decide_agent(facts, own(trainer(1), draining=True), NOW).exit_code is None
-    assert (
-        decide_agent(facts, own(trainer(1, exit_code=0, exited=NOW), draining=True), NOW).exit_code
-        is not None
-    )
-    assert decide_agent(facts, own(), NOW).exit_code is None
+    assert decide(facts, trainer(1), draining=True).exit_code is None
+    assert decide(facts, trainer(1, exit_code=0, exited=NOW), draining=True).exit_code is not None
+    assert decide(facts).exit_code is None
 
 
 HERE = Assigned({"a": 1, "b": 1}, devices={"a": (0,), "b": (1,)})
@@ -1008,9 +988,9 @@ def test_an_agent_that_comes_before_or_after_its_workers_are_placed_stays() -> N
 def test_a_drained_host_ends_what_has_not_joined_yet() -> None:
     """The leader, which lets the others leave, does not know it."""
     facts = snapshot(0, generation(0))
-    decision = decide_agent(facts, own(trainer(0), process(1), draining=True), NOW)
+    decision = decide(facts, trainer(0), process(1), draining=True)
     assert ended(decision) == [("t-1", False)]
-    assert ended(decide_agent(facts, own(trainer(0), process(1)), NOW)) == []
+    assert ended(decide(facts, trainer(0), process(1))) == []
 
 
 # --- a newcomer that nobody hears of
@@ -1030,7 +1010,7 @@ def test_a_newcomer_that_left_zookeeper_for_long_is_ended_and_replaced() -> None
 def test_who_was_ever_in_a_ring_is_not_ended_for_its_absence() -> None:
     """It may be training."""
     away = trainer(1, no_session_since=NOW - 10 * LIMITS.absent_s)
-    assert ended(decide_agent(snapshot(2, generation(0, 1)), own(trainer(0), away), NOW)) == []
+    assert ended(decide(snapshot(2, generation(0, 1)), trainer(0), away)) == []
 
 
 LED = Leader(3, 0)  # by w0
@@ -1056,7 +1036,7 @@ def test_who_left_zookeeper_and_does_not_answer_is_ended_when_others_can_go_on(
 ) -> None:
     silent = trainer(1, **({"no_session_since": LONG, "unresponsive_since": LONG} | changes))
     facts = snapshot(2, generation(0, 1), leader=leader)
-    decision = decide_agent(facts, own(trainer(0), silent), NOW)
+    decision = decide(facts, trainer(0), silent)
     assert ended(decision) == ([("t-1", False)] if frozen else [])
     if frozen:
         reason = "it is frozen: it left ZooKeeper and does not answer for 10 s"
@@ -1214,7 +1194,7 @@ def test_who_has_started_a_job_ends_with_the_code_of_what_stopped_it(
 ) -> None:
     """Whoever only takes part has done what was asked."""
     job = replace(state(JobState.STOPPED), exit_code=recorded)
-    assert decide_agent(snapshot(job=job), own(is_submitter=is_submitter), NOW).exit_code == code
+    assert decide(snapshot(job=job), is_submitter=is_submitter).exit_code == code
 
 
 def test_the_place_of_a_worker_that_is_to_be_replaced_is_filled_in_another_slot() -> None:

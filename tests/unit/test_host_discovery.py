@@ -10,7 +10,7 @@ from edl import config
 from edl.errors import UsageError
 from edl.host.devices import first_desired, lines, parse_hosts
 from edl.host.horovodrun import discovery
-from edl.host.horovodrun.launcher import ElasticLimits
+from edl.host.horovodrun.driver import ElasticLimits
 from edl.spec import Sizes
 
 
@@ -41,8 +41,6 @@ def test_one_machine_is_named_twice() -> None:
 
 
 class Stub:
-    """A horovodrun whose job is in a ZooKeeper that does not answer."""
-
     pid, started = 7, 1.0
     command = ("horovodrun",)
     has_job = False

@@ -9,10 +9,9 @@ import pytest
 from made import make_job, wanted
 
 from edl.config import HorovodSlot
-from edl.host.horovodrun import launcher, slot
+from edl.host.horovodrun import driver, slot
 from edl.host.horovodrun.decide import placed_otherwise
-from edl.host.horovodrun.driver import Driver, RankAssignment
-from edl.host.horovodrun.launcher import ElasticLimits, Launcher, discovered
+from edl.host.horovodrun.driver import Driver, ElasticLimits, Launcher, RankAssignment, discovered
 from edl.host.horovodrun.slot import LateStart
 from edl.job.snapshot import Snapshot
 
@@ -23,12 +22,10 @@ LIMITS = ElasticLimits(np=2, min_np=1, max_np=4)
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that horovodrun runs on another machine."""
     monkeypatch.setattr(slot, "find_launcher", lambda: None)
 
 
 def asks(driver: Driver, *moments: float, snapshot: Snapshot = NOW) -> list[bool]:
-    """Whether it is asked at these times; registered at 0."""
     late = LateStart(driver, discover_s=5.0)
     return [late.has_missed_hosts(snapshot, moment) for moment in (0.0, *moments)]
 
@@ -83,7 +80,7 @@ def test_a_limited_number_of_placements_is_spent_on_other_hosts_only(
 def test_horovodruns_own_words_are_read() -> None:
     words = "-np 2 --min-np 1 --reset-limit 3 --slots-per-host 2 --host-discovery-script"
     command = ("python", "/bin/horovodrun", *words.split(), "./mine a", "python", "train.py")
-    found = launcher.Launcher(1, "then", command)
+    found = driver.Launcher(1, "then", command)
     limits = found.limits()
     assert limits == ElasticLimits(2, 1, None, reset_limit=3, discovery="./mine a", slots=2)
     assert found.may_limit_resets()

@@ -22,19 +22,15 @@ END_S = 20.0
 
 
 class Pipe:
-    """A pipe that is not read before a test does so."""
-
     def __init__(self) -> None:
         self._reader, writer = os.pipe()
         self.file: IO[str] = os.fdopen(writer, "w", buffering=1)
 
     def close(self) -> None:
-        """Let all writers go on, which then have no reader any more."""
         os.close(self._reader)
         self.file.close()
 
     def lines(self, last: str) -> list[str]:
-        """Return the lines up to the one that ends in ``last``."""
         found = b""
         while not found.endswith(f"{last}\n".encode()):
             found += os.read(self._reader, 1 << 16)
@@ -50,7 +46,6 @@ def pipe() -> Iterator[Pipe]:
 
 @pytest.fixture
 def in_time() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Return a function that calls another one, which must return within 20 s."""
     threads = ThreadPoolExecutor(1)
     yield lambda act: threads.submit(act).result(END_S) and None
     threads.shutdown(wait=False)

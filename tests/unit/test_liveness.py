@@ -18,7 +18,6 @@ HERE = "h:9002"
 
 
 def worker(number: int, **changes: Any) -> Member:
-    """Return a worker in the ring of generation 7."""
     member = Member(number, "h", number, "10.0.0.1", 9000 + number, 1, "launch", Stage.ACTIVE, 7)
     return replace(member, **changes)
 

@@ -26,7 +26,6 @@ def member(number: int, host: str, **changes: Any) -> Member:
 def snapshot(
     number: int, ring_members: dict[int, str], *coming: Member, late: int = -1
 ) -> Snapshot:
-    """Return a snapshot of a ring that all members but ``late`` have entered, and newcomers."""
     members = tuple(
         member(w, h, stage=Stage.ACTIVE, generation=number - (w == late))
         for w, h in ring_members.items()

@@ -15,15 +15,12 @@ from edl.records import Generation, JobState, RingMember
 
 
 def snapshot() -> Snapshot:
-    """Return the records of a job whose only worker trains."""
     ring = (RingMember(0, "a", 0, "127.0.0.1", 1),)
     generation = Generation(1, 1, ring, 0, (), (), "")
     return Snapshot(job=make_job(), **wanted({"a": 1}), generation=generation)
 
 
 class Cell:
-    """What IPython's ``display`` shows."""
-
     def __init__(self) -> None:
         self.shown: list[str] = []
         self.lines = 0

@@ -35,7 +35,6 @@ def log(tmp_path: Path) -> Iterator[tuple[Path, Write]]:
 
 
 def shown(path: Path, write: Write, *pieces: str) -> list[str]:
-    """Return what an agent that is no terminal has shown after each piece."""
     found = io.StringIO()
     one = Output(Console(file=found, force_terminal=False), bar_s=0.0)
     one.follow("launch", path, 0)
@@ -132,7 +131,6 @@ def test_log_records_are_lines_of_the_agent(
 
 @contextmanager
 def output_to(file: IO[str], path: Path) -> Iterator[Output]:
-    """Give an output that follows ``path`` and whose standard output is ``file``."""
     one = Output(Console(file=file, force_terminal=False))
     one.follow("launch", path, 0)
     yield one

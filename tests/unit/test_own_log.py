@@ -62,7 +62,6 @@ answers.write(f"|{log.take_failure()} {log.take_lost()}")
 
 
 def start(script: str, path: Path, log: Path) -> subprocess.Popen[str]:
-    """Start a process whose standard output and error are its log; ``answers`` is a pipe to us."""
     set_up = f"""
 import os, sys
 answers = os.fdopen(os.dup(1), "w")

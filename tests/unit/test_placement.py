@@ -67,7 +67,6 @@ def test_too_few_slots_is_a_sentence_with_the_numbers() -> None:
 
 
 def training(*agents: str, **here: int) -> Snapshot:
-    """Return a job with so many workers on each host, and these agents."""
     hosts = [host for host, count in here.items() for _ in range(count)]
     members = tuple(RingMember(n, host, n, "::1", 1) for n, host in enumerate(hosts))
     ring = Generation(7, 4, members, 0, (), (), "so it began")
@@ -128,7 +127,6 @@ def test_what_has_not_moved_is_given_back(
 def moved(
     now: Mapping[str, int], slots: Mapping[str, int], np: int | None, source: str, target: str
 ) -> dict[str, int]:
-    """After a move, of a job with so many workers and slots on each host."""
     hosts = tuple(Host(name, count, "::1") for name, count in slots.items())
     return move(Snapshot(JOB, hosts, **wanted(now)), np, source, target, now)
 
@@ -158,7 +156,6 @@ def test_a_move_that_cannot_be(
 
 
 def by_slot(hosts: Mapping[str, int]) -> Snapshot:
-    """Return a job whose launcher assigns slots, of the discovered hosts a and b."""
     return Snapshot(JOB, **wanted(hosts, by_slot=True), discovered={"a": 2, "b": 3})
 
 

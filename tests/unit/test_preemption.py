@@ -139,8 +139,6 @@ def test_a_worker_of_a_preempted_job_has_not_failed() -> None:
 
 
 class Clock:
-    """A clock that a test sets."""
-
     def __init__(self) -> None:
         self.time_s = 50.0
 
@@ -196,7 +194,6 @@ def test_the_newest_that_is_saved_has_an_intact_header(tmp_path: Path) -> None:
 
 
 def save_damaged(start: Start, directory: Path, step: int) -> None:
-    """Save a checkpoint whose data are damaged; its header is intact."""
     start.progress.step, start.replica.value = step, np.zeros(3)
     assert start.checkpoints.save_last(start.at, start.replica, timeout_s=10) == ""
     path = files.path_of(directory, step)

@@ -16,7 +16,6 @@ OURS, FOREIGN = {"a": 1}, {"a": 1, "c": 1}
 
 
 def held(before: Mapping[str, int], last: Mapping[str, int] | None) -> ProfileView:
-    """Of a profile that has wanted one worker on host a."""
     return ProfileView("mine", before, ours=(before, OURS), last=last)
 
 

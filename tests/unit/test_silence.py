@@ -34,8 +34,6 @@ W1_LEFT = replace(WHOLE, members=(MEMBERS[0], MEMBERS[2]))
 
 
 class Asked:
-    """Stands for the network: each worker answers as ``liveness`` says, else it is alive."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.liveness: dict[int, Liveness] = {}
         self.last: set[int] = set()
@@ -57,7 +55,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 
 def leader(quiet_s: float, silence_s: float = 1.0) -> FailureDetector:
-    """Return the failure detector of w0, whose ring has completed no step for ``quiet_s``."""
     shared = SharedState(0)
     shared.progress = WorkerProgress(
         generation=4, size=3, step=40, median_step_s=0.01, updated_at=time.monotonic() - quiet_s

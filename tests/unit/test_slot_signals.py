@@ -20,8 +20,6 @@ JOB = make_job(driver="10.0.0.1:9000")
 
 
 class Job:
-    """The records of a job with a discovery script, as an `edl-worker` reads and writes them."""
-
     def __init__(self, **hosts: int) -> None:
         self.assigned: Placement = hosts
         self.desired: Placement = hosts
@@ -43,8 +41,6 @@ class Job:
 
 
 class Driver:
-    """The driver of horovodrun, which places the slots as a test says."""
-
     def __init__(self) -> None:
         self.newest = RankAssignment(0, 4, 4)
         self.asking = self.gone = False
@@ -56,7 +52,6 @@ class Driver:
 
 
 def supervisor(job: Job, driver: Driver, workers: Sequence[int]) -> SlotSupervisor:
-    """Return the supervisor of slot 0 of host a; ``workers``: those that run."""
     return SlotSupervisor(
         cast(Any, job), cast(Any, driver), "a", 0, ["x"], cast(Any, workers), LIMITS, 0
     )
@@ -79,7 +74,7 @@ def test_each_signal_releases_a_slot_if_the_driver_takes_back_others() -> None:
         assert job.desired == {"a": desired}, "once for each signal"
         driver.place(desired)
         slot._follow(job.snapshot, now + 1.0)
-        assert slot._own.ending_since is None
+        assert slot._state.ending_since is None
         assert not job.ending
         now += 1.0 + LIMITS.given_up_s
 
@@ -93,11 +88,11 @@ def test_a_worker_that_ends_late_is_started_again_in_a_slot_that_is_kept() -> No
         slot._handle_signal(job.snapshot, now)
     driver.place(1)
     slot._follow(job.snapshot, 107.0)
-    assert slot._own.ending_since == 100.0
+    assert slot._state.ending_since == 100.0
     assert job.ending
     living.clear()
     slot._follow(job.snapshot, 110.0)
-    assert slot._own.ending_since is None
+    assert slot._state.ending_since is None
     assert not job.ending
 
 
@@ -112,7 +107,7 @@ def test_an_answer_before_the_slot_is_given_back_does_not_keep_it() -> None:
     living.clear()
     slot._follow(job.snapshot, 105.0)
     slot._handle_signal(job.snapshot, 106.0)
-    assert slot._own.ending_since == 100.0
+    assert slot._state.ending_since == 100.0
     assert job.desired == {"a": 1}
 
 
@@ -128,7 +123,7 @@ def test_a_signal_after_the_slot_was_kept_counts_again() -> None:
     slot._handle_signal(job.snapshot, 109.5)
     living.clear()
     slot._follow(job.snapshot, 110.0)
-    assert slot._own.ending_since == 109.5
+    assert slot._state.ending_since == 109.5
     assert job.ending
 
 

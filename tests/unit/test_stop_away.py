@@ -15,7 +15,6 @@ from edl.host.agent import written_down
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the state directory of a user whose local ZooKeeper has run, and has ended."""
     for name in ("EDL_ZOOKEEPER", "EDL_SECRET"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -28,7 +27,6 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def agent(state: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a process that is written down as the `edl run` of job digits."""
     logs = state / "jobs" / "digits" / "logs"
     logs.mkdir(parents=True)
     with subprocess.Popen(["sleep", "60"]) as process:

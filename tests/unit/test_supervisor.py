@@ -28,8 +28,6 @@ RING = Generation(1, 1, (RingMember(9, "b", 0, "127.0.0.1", 1),), 9, (9,), (), "
 
 
 class Store:
-    """What a launcher reads and writes; ``fails``: what the next write raises."""
-
     def __init__(self) -> None:
         self.session = SimpleNamespace(connected=True, epoch=1, add_listener=lambda f: None)
         self.now = Snapshot(JOB, **wanted({"a": 1}), generation=RING, leader=Leader(1, 9))
@@ -72,8 +70,6 @@ class Store:
 
 
 class Workers:
-    """Processes that end when a test says so."""
-
     def __init__(self) -> None:
         self.running: dict[str, int] = {}  # the slot of each launch
         self.exits: dict[str, int] = {}
@@ -128,8 +124,6 @@ class Workers:
 
 
 class Launcher(Supervisor[AgentState]):
-    """As small as one can be."""
-
     def __init__(self, store: Store, workers: Workers) -> None:
         super().__init__(cast(Any, store), cast(Any, workers), AgentState("a", "t"), ("x",), 0)
         self.lines: list[str] = []
@@ -146,12 +140,12 @@ class Launcher(Supervisor[AgentState]):
     def _follow(self, snapshot: Snapshot, now: float) -> None: ...
 
     def _decide(self, snapshot: Snapshot, now: float) -> SupervisorDecision:
-        return decide_agent(snapshot, self._own, now)
+        return decide_agent(snapshot, self._state, now)
 
     def _finish(self, snapshot: Snapshot, code: int, now: float) -> int | None:
         return code
 
-    def _say(self, text: str, for_all: bool = False) -> None:
+    def _notify(self, text: str, for_all: bool = False) -> None:
         self.lines.append(text)
 
     def _last_line(self, launch: str) -> str:
@@ -262,7 +256,7 @@ def test_what_a_process_said_just_before_its_end_is_heard(
     workers.exits = {"t-0": 0}
     workers.said = {"t-0": ScriptEnd(0, handled=True, stopped=True)}
     launcher.turn(110.0)
-    assert launcher._own.process("t-0").stopped
+    assert launcher._state.process("t-0").stopped
 
 
 def test_an_end_that_could_not_be_logged_is_logged_in_the_next_turn(

@@ -3,27 +3,21 @@
 `edl-worker` runs between the driver of horovodrun and the training process, because the driver
 draws conclusions from the end of a process that it started: if one fails, its whole host is
 blacklisted; if one succeeds, the job ends. So `edl-worker` ends only when the driver should see an
-end. The entry point is :func:`decide_slot`. Its rules, in order:
+end. The rules of :func:`decide_slot`, in order:
 
 1. The end of the job: :mod:`edl.host.job_end`. When nothing is left to do, this process ends.
 2. The driver has taken the slot back, or this process was asked to end: the worker leaves, and no
    worker is started again. A process that was asked to end gives back one slot of its host; the
    driver takes back the highest slot, so another process may have to go, and then this one starts a
-   worker again. Once all `edl-worker` processes were asked to end and no worker is left, the job is
-   STOPPED. The leader takes a worker whose slot was taken back out of the ring; a worker that is in
-   no ring, or was evicted, is ended here. A process whose ssh has ended is dead for the driver: its
-   worker leaves, and the process ends too. On a host that the driver bars, this process ends before
-   the driver kills it: the driver would notice a kill some 5 s late, when the slot may belong to
-   another process, which would then seem to have failed.
+   worker again. A process whose ssh has ended is dead for the driver: its worker leaves, and the
+   process ends too. On a host that the driver bars, this process ends before the driver kills it:
+   the driver would notice a kill some 5 s late, when the slot may belong to another process, which
+   would then seem to have failed.
 3. A job that cannot begin, or has no workers left: :mod:`edl.host.job_end`.
 4. A worker that cannot stay in the job is ended (:mod:`edl.host.restart`).
-5. A worker that has ended is started again, with a back-off that grows with its failures, but not
-   while no worker of the ring is in ZooKeeper, because none could send the job's state to the new
-   one. A slot that fails more than ``max_restarts`` times in a row is disabled: this process stays,
-   because the driver would bar its host, but starts no worker any more. With fewer than ``min_np``
-   slots left the job has FAILED.
-
-:mod:`edl.host.horovodrun.decide` decides what to do about `edl-worker` processes that have died.
+5. A worker that has ended is started again, with a back-off that grows with its failures. A slot
+   that fails more than ``max_restarts`` times in a row is disabled: this process stays, because the
+   driver would bar its host, but starts no worker any more.
 """
 
 from __future__ import annotations
@@ -32,13 +26,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from edl.host.job_end import (
-    TOLD,
-    decide_job_end,
-    decide_job_failure,
-    ring_is_away,
-    told_to_end,
-)
+from edl.host.job_end import TOLD, decide_job_end, decide_job_failure, ring_is_away, told_to_end
 from edl.host.process import Process, how
 from edl.host.restart import (
     disable_slot,
@@ -51,7 +39,6 @@ from edl.host.restart import (
     without_init,
 )
 from edl.host.supervision import (
-    JobOutcome,
     SupervisorDecision,
     SupervisorLimits,
     SupervisorState,
@@ -59,6 +46,7 @@ from edl.host.supervision import (
 )
 from edl.job.membership import ALL_ASKED
 from edl.job.placement import Placement
+from edl.job.run import JobEnd
 from edl.job.snapshot import Snapshot
 from edl.records import Assigned, Desired, Job, JobState
 from edl.spec import Sizes
@@ -68,8 +56,6 @@ Slots = Collection[tuple[str, int]]  # (host, number)
 
 @dataclass(frozen=True)
 class SlotLimits(SupervisorLimits):
-    """The time limits of an `edl-worker`, in seconds; "for X": to wait for X."""
-
     # for the driver to take the slot back, after `edl-worker` was asked to end
     release_s: float = 30.0
     barred_s: float = 3.0  # for the worker to end on a barred host; the driver kills it after 5 s
@@ -101,8 +87,6 @@ class SlotLimits(SupervisorLimits):
 
 @dataclass(frozen=True)
 class SlotState(SupervisorState):
-    """The own state of an `edl-worker`, which is not in ZooKeeper: its slot, processes, limits."""
-
     limits: SlotLimits = SlotLimits()
     slot: int = 0  # from 0
     removed: bool = False  # the driver has taken the slot back
@@ -112,7 +96,6 @@ class SlotState(SupervisorState):
 
     @property
     def newest(self) -> Process | None:
-        """The process that was started last in this slot, running or not; None before any start."""
         return self.processes[-1] if self.processes else None
 
     def ends_with_job(self, barred: Collection[str]) -> bool:
@@ -122,7 +105,6 @@ class SlotState(SupervisorState):
 
 
 def decide_slot(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecision:
-    """Return what an `edl-worker` does next for its slot, with the reason."""
     decision = decide_job_end(snapshot, state, now)
     if decision is None and (state.removed or state.unread or state.ending_since is not None):
         decision = _leave(snapshot, state, now)
@@ -131,9 +113,18 @@ def decide_slot(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorD
 
 
 def _leave(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecision:
-    """Return what an `edl-worker` does whose slot was taken back or that was asked to end."""
     if state.unread and not state.removed:
-        return _leave_unseen(snapshot, state, now)
+        reason, limits = "its ssh has ended, and so has this process for the driver", state.limits
+        if state.living:
+            endings = end_processes(state.living, limits, now, reason, limits.release_s)
+            return SupervisorDecision(reason, endings=endings)
+        ended = (state.newest.exited if state.newest is not None else None) or 0.0
+        if len(snapshot.slots) > 1 and now - ended >= limits.unseen_s:
+            return SupervisorDecision(reason, exit_code=1)
+        if now - ended >= limits.release_s:
+            reason = f"the ssh of slot {state.slot} has ended, and no other edl-worker is left"
+            return SupervisorDecision(reason, outcome=JobEnd(JobState.FAILED, reason, 1))
+        return SupervisorDecision(f"{reason}; waiting for the end of horovodrun")
     taken_back = f"the driver has taken back slot {state.slot}"
     reason = taken_back if state.removed else "edl-worker is to end"
     if state.living:
@@ -152,7 +143,7 @@ def _leave(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecisi
         return SupervisorDecision(reason, exit_code=0)
     ending_s = now - state.ending_since if state.ending_since is not None else 0.0
     if _all_asked_to_end(snapshot, state, ending_s, now):
-        return SupervisorDecision(reason, outcome=JobOutcome(JobState.STOPPED, ALL_ASKED))
+        return SupervisorDecision(reason, outcome=JobEnd(JobState.STOPPED, ALL_ASKED))
     if ending_s >= state.limits.release_s:
         return SupervisorDecision(
             f"{reason}, and the driver did not take back slot {state.slot}", exit_code=1
@@ -172,23 +163,7 @@ def _all_asked_to_end(snapshot: Snapshot, state: SlotState, ending_s: float, now
     return bool(dead_ring(snapshot, state)) and not ring_is_away(snapshot, state, now)
 
 
-def _leave_unseen(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecision:
-    """Return what an `edl-worker` does whose ssh, and so itself for the driver, has ended."""
-    reason, limits = "its ssh has ended, and so has this process for the driver", state.limits
-    if state.living:
-        endings = end_processes(state.living, limits, now, reason, limits.release_s)
-        return SupervisorDecision(reason, endings=endings)
-    ended = (state.newest.exited if state.newest is not None else None) or 0.0
-    if len(snapshot.slots) > 1 and now - ended >= limits.unseen_s:
-        return SupervisorDecision(reason, exit_code=1)
-    if now - ended >= limits.release_s:
-        reason = f"the ssh of slot {state.slot} has ended, and no other edl-worker is left"
-        return SupervisorDecision(reason, outcome=JobOutcome(JobState.FAILED, reason, 1))
-    return SupervisorDecision(f"{reason}; waiting for the end of horovodrun")
-
-
 def _keep(snapshot: Snapshot, state: SlotState, now: float) -> SupervisorDecision:
-    """Return the decision that keeps one worker running in the slot."""
     to_end, last = why_to_end(snapshot, state, now), state.newest
     if state.living:
         endings = end_each(to_end, state.limits, now)
@@ -280,13 +255,11 @@ def placed_otherwise(
 
 
 def assigned_slots(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
-    """Return the slots that horovodrun's driver has assigned workers to, as pairs (host, slot)."""
     hosts = snapshot.assigned.hosts
     return frozenset((host, n) for host, workers in hosts.items() for n in range(workers))
 
 
 def kept(snapshot: Snapshot) -> frozenset[tuple[str, int]]:
-    """Return the slots whose `edl-worker` is registered in ZooKeeper, as pairs (host, slot)."""
     return frozenset((one.host, one.slot) for one in snapshot.slots)
 
 
@@ -298,7 +271,6 @@ def may_ask(state: JobState, runs: bool, done: bool, fatal: bool) -> bool:
 
 
 def released(desired: Placement, host: str, sizes: Sizes) -> dict[str, int]:
-    """Return a copy of `desired` with one worker fewer on `host`, if that size is allowed."""
     if not desired.get(host) or not sizes.allows(sum(desired.values()) - 1):
         return dict(desired)
     return {**desired, host: desired[host] - 1}
@@ -315,7 +287,6 @@ class SlotRelease:
         self._written: Placement | None = None  # by the last attempt, if it was
 
     def choice(self, sizes: Sizes) -> Callable[[Placement], Placement]:
-        """Return the function for one attempt, which may call it again before it writes."""
         before = self._written
 
         def lower(now: Placement) -> Placement:
@@ -326,7 +297,6 @@ class SlotRelease:
 
 
 def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> SupervisorDecision:
-    """Return what an `edl-worker` does when the job is over and the driver still awaits slots."""
     # A slot that asks and ends with success is counted twice, and the driver misses the end of the
     # job; one that asks and fails is counted once.
     over = f"job {job.name} {job.state.phrase}"
@@ -345,12 +315,9 @@ def last_round(job: Job, slot: int, answers: bool, lost: str, late: bool) -> Sup
 
 
 # ------------------------------------------------------------
-# Find the slots whose `edl-worker` has died, and decide what the other `edl-worker`s do then.
-#
-# This is for jobs that horovodrun started. When an `edl-worker` has died, with its host or by kill
-# -9, the driver knows it, but acts only when all other `edl-worker` processes ask it to place the
-# slots again: then it bars the whole host. `abandoned` finds such slots, and `after_loss` decides
-# whether to ask the driver. The entry point is `see`.
+# Slots whose `edl-worker` has died, with its host or by kill -9. The driver knows it, but acts only
+# when all other `edl-worker` processes ask it to place the slots again: then it bars the whole
+# host.
 
 
 class AfterLoss(Enum):
@@ -365,20 +332,18 @@ class AfterLoss(Enum):
 
 
 class LostSlots:
-    """A watcher in one `edl-worker` for the slots whose `edl-worker` has died."""
-
     def __init__(self, host: str, slot: int, limits: SlotLimits) -> None:
         self.lost: frozenset[tuple[str, int]] = frozenset()  # whose `edl-worker` has died
         self.best = AfterLoss.NOTHING  # about `lost`
         self.barred: frozenset[str] = frozenset()  # until an `edl-worker` registers there again
-        self._own, self._limits = (host, slot), limits
+        self._place, self._limits = (host, slot), limits
         self._assigned: dict[tuple[str, int], float] = {}  # slots, since when
         self._seen: frozenset[tuple[str, int]] = frozenset()  # that an edl-worker has kept, or none
         self._missing: frozenset[tuple[str, int]] = frozenset()  # of these, without one now
         self._missing_since = 0.0
         self._asked_for: frozenset[tuple[str, int]] = frozenset()
 
-    def see(self, snapshot: Snapshot, answered: float, now: float) -> bool:
+    def update(self, snapshot: Snapshot, answered: float, now: float) -> bool:
         """Update the attributes; return, once for a set of lost slots, whether to ask."""
         # A slot that is assigned again is another edl-worker's, which may be on its way.
         slots = assigned_slots(snapshot)
@@ -407,19 +372,17 @@ class LostSlots:
     def turn(self, snapshot: Snapshot) -> int:
         """Return the index of this `edl-worker` by (host, slot); the first one asks for all."""
         here = sorted(kept(snapshot))
-        return here.index(self._own) if self._own in here else 0
+        return here.index(self._place) if self._place in here else 0
 
     def __str__(self) -> str:
         return " and ".join(f"slot {slot} on {host}" for host, slot in sorted(self.lost))
 
 
 def abandoned(snapshot: Snapshot, seen: Slots) -> frozenset[tuple[str, int]]:
-    """Return the assigned slots that had an `edl-worker` and have none now."""
     return frozenset((assigned_slots(snapshot) & set(seen)) - kept(snapshot))
 
 
 def after_loss(assigned: Assigned, sizes: Sizes, lost: Slots) -> AfterLoss:
-    """Return what to do about the slots `lost`, whose `edl-worker` has died."""
     if not lost:
         return AfterLoss.NOTHING
     # The driver, if asked, bars the hosts of these slots.
@@ -443,7 +406,6 @@ def would_end_the_job(
 
 
 def without_barred(assigned: Placement, lost: Slots, size: int) -> dict[str, int]:
-    """Return `assigned` without the hosts that horovodrun's driver has barred for lost slots."""
     gone = {h for h, n in assigned.items() if n and {(h, slot) for slot in range(n)} <= {*lost}}
     rest = {host: workers for host, workers in assigned.items() if host not in gone}
     # With fewer slots than it uses, the driver has not barred these hosts.

@@ -1,14 +1,13 @@
 """Decide what `edl-discover` prints: how many workers horovodrun shall start on each host.
 
-Horovod's driver calls `edl-discover` once a second. The answer is the number of workers that is
-desired for the job in ZooKeeper; before there is a job, it is horovodrun's option -np. If ZooKeeper
-does not answer, the last answer is repeated: it is kept in a file, one for each driver. Most calls
-need not come here: :mod:`~edl.host.horovodrun.last_answer`. The main entry is
-:func:`desired_hosts`.
+The driver calls it once a second. The answer is what is desired for the job in ZooKeeper; before
+there is a job, -np; without an answer of ZooKeeper the last one, kept in a file for each driver.
+Most calls need not come here: :mod:`~edl.host.horovodrun.last_answer`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -23,7 +22,7 @@ from edl import config
 from edl.config import Config
 from edl.errors import UsageError
 from edl.host.devices import first_desired
-from edl.host.horovodrun.launcher import Launcher, find_launcher
+from edl.host.horovodrun.driver import Launcher, find_launcher
 from edl.spec import Sizes
 from edl.zookeeper.access import keep
 
@@ -33,8 +32,6 @@ KEPT = 20  # files of earlier drivers
 
 @dataclass(frozen=True)
 class DiscoveryState:
-    """The contents of the file that `edl-discover` keeps between its calls by one horovodrun."""
-
     desired: Mapping[str, int]  # as it was printed last
     np: int  # as horovodrun was started, as the next two
     min_np: int  # `np` if horovodrun was given none
@@ -45,7 +42,6 @@ class DiscoveryState:
 
 
 def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> Mapping[str, int]:
-    """Return the desired workers by host: of the job, before it by -np, else of the last call."""
     launcher = find_launcher()
     if launcher is None:
         if not offered:
@@ -67,7 +63,6 @@ def desired_hosts(offered: Mapping[str, int], settings: Config, state: Path) -> 
 
 
 def is_local(host: str) -> bool:
-    """Return whether a host name resolves to an IPv4 address of this machine."""
     try:
         address = socket.gethostbyname(host)
     except (OSError, UnicodeError):  # an empty label, or one of more than 63 characters
@@ -85,8 +80,17 @@ def read_hosts(path: Path) -> list[str]:
     return [word for line in text.splitlines() for word in line.partition("#")[0].split()]
 
 
+def _sizes(memory: DiscoveryState) -> Sizes:
+    return config.load(defaults={"min_np": memory.min_np, "max_np": memory.max_np}).sizes
+
+
+def _file(state: Path, launcher: Launcher) -> Path:
+    directory = state / "horovodrun"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory / f"{launcher.pid}-{launcher.started}.json"
+
+
 def _first(offered: Mapping[str, int], launcher: Launcher) -> DiscoveryState:
-    """Return the state for the first call of `edl-discover` under a horovodrun."""
     limits = launcher.limits()
     if limits is None:
         raise UsageError(f"the options of {' '.join(launcher.command)} cannot be read")
@@ -101,7 +105,6 @@ def _discovered(offered: Mapping[str, int], slots: int) -> dict[str, int]:
 
 
 def _ask(memory: DiscoveryState, offered: Mapping[str, int], settings: Config) -> DiscoveryState:
-    """Return `memory` with what the job's records in ZooKeeper desire, or unchanged."""
     from edl.errors import CoordinationError, UnknownJob
     from edl.zookeeper.access import Access
     from edl.zookeeper.session import Session
@@ -121,19 +124,7 @@ def _ask(memory: DiscoveryState, offered: Mapping[str, int], settings: Config) -
     return replace(memory, desired=desired.hosts)
 
 
-def _sizes(memory: DiscoveryState) -> Sizes:
-    return config.load(defaults={"min_np": memory.min_np, "max_np": memory.max_np}).sizes
-
-
-def _file(state: Path, launcher: Launcher) -> Path:
-    """Return the path of the file with the last answer of `edl-discover` under one horovodrun."""
-    directory = state / "horovodrun"
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory / f"{launcher.pid}-{launcher.started}.json"
-
-
 def _read(file: Path) -> DiscoveryState | None:
-    """Return the state that the last call of `edl-discover` stored in `file`."""
     try:
         return DiscoveryState(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
@@ -144,18 +135,14 @@ def _write(file: Path, memory: DiscoveryState) -> None:
     """Store `memory`, the state for the next call, in `file`: atomically, with mode 0600."""
     if _read(file) == memory:
         return
-    for old in sorted(file.parent.glob("*.json"), key=_age)[KEPT:]:
+    changed = {}
+    for path in file.parent.glob("*.json"):
+        with contextlib.suppress(OSError):  # another call has removed it
+            changed[path] = path.stat().st_mtime
+    for old in sorted(changed, key=changed.__getitem__, reverse=True)[KEPT:]:
         for suffix in (".json", ".said", ".desired"):
             old.with_suffix(suffix).unlink(missing_ok=True)
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=".")
     with os.fdopen(descriptor, "w") as out:
         json.dump(vars(memory), out)
     os.replace(name, file)
-
-
-def _age(path: Path) -> float:
-    """Return minus the modification time of a file, by which the newest file sorts first."""
-    try:
-        return -path.stat().st_mtime
-    except OSError:
-        return 0.0

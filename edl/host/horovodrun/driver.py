@@ -11,22 +11,26 @@ driver empties that store whenever it assigns the slots again, so no process, no
 started later, takes the key of an earlier round for a new round. A slot must ask exactly once in a
 round, because the driver would count a second request as another slot's. (Sources:
 horovod/runner/elastic/driver.py, registration.py, rendezvous.py; http/http_server.py.)
-
-The main entry is :class:`Driver`, one in each `edl-worker`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from edl.config import HorovodSlot
 from edl.errors import EdlError
+from edl.host.horovodrun.last_answer import find_horovodrun, is_horovodrun
 from edl.http.client import fetch, http_put
 
 logger = logging.getLogger(__name__)
@@ -38,8 +42,6 @@ IDENTITY = "/edl/job"
 
 @dataclass(frozen=True)
 class DriverLimits:
-    """The limits for how often a slot asks the driver, and how long an answer may take."""
-
     poll_s: float = 0.25  # between two looks of one slot into the driver's store
     polls_per_s: float = 50.0  # by all slots together: the driver serves each with a thread
     gone_s: float = 3.0  # refused connections to the driver for so long: it has ended
@@ -79,7 +81,6 @@ class Driver:
         self.asking = False  # waits for an answer; until then the driver counts on us
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Register this process with the driver, and then start the thread; to be called once."""
         from horovod.runner.elastic.worker import WorkerNotificationManager  # a slow import
 
         self._wake = wake
@@ -93,7 +94,6 @@ class Driver:
         self._thread.start()
 
     def close(self) -> None:
-        """Let the thread end after its present request; the call does not wait for it."""
         self._stop.set()
 
     def on_hosts_updated(self, timestamp: int, result: Any) -> None:
@@ -101,7 +101,6 @@ class Driver:
         self.ask()
 
     def ask(self) -> None:
-        """Let the thread begin one round: all slots ask for ranks, and are assigned anew."""
         self._hosts_changed.set()
 
     def begin_no_round(self) -> None:
@@ -122,12 +121,11 @@ class Driver:
 
     def asked(self) -> bool:
         """Return whether this slot has to ask for its rank or waits for it; may take 2 s."""
-        return self.asking or self._get(ASKED) is not None
+        return self.asking or self._request(fetch, ASKED) is not None
 
     # --- which job this driver's is
 
     def identify(self, identity: Mapping[str, str]) -> None:
-        """Publish the job's identity in the driver's store, for other processes of this driver."""
         # The thread repeats it until it succeeds, and after each assignment, which empties the
         # store.
         self._identity = dict(identity)
@@ -144,7 +142,6 @@ class Driver:
             time.sleep(self._limits.poll_s)
 
     def identity(self, timeout_s: float) -> dict[str, str] | None:
-        """Wait until another process has published the job's identity by `identify`."""
         deadline = time.monotonic() + timeout_s
         while True:
             identity = _fetched(self._slot.address, self._slot.port)
@@ -165,12 +162,11 @@ class Driver:
                 continue  # without a job no slot asks, so no request would be answered
             if self._hosts_changed.is_set() and self._begins.is_set() and self._put(ASKED, b"1"):
                 self._hosts_changed.clear()
-            asked = self._get(ASKED) is not None
+            asked = self._request(fetch, ASKED) is not None
             if asked and self._may_ask.is_set() and self.answers:
                 self.answers = self._ask()  # to ask again would count twice
 
     def _publish_identity(self) -> bool:
-        """Put the job's identity into the driver's store, unless this object has put it there."""
         if self._identity_due.is_set() and self._put(IDENTITY, json.dumps(self._identity).encode()):
             self._identity_due.clear()
         return not self._identity_due.is_set()
@@ -198,14 +194,10 @@ class Driver:
         self._wake()
         return True
 
-    def _get(self, path: str) -> bytes | None:
-        return self._request(fetch, path)
-
     def _put(self, path: str, body: bytes) -> bool:
         return self._request(http_put, path, body) is not None
 
     def _request(self, method: Callable[..., tuple[int, bytes]], *words: Any) -> bytes | None:
-        """Send a request to the driver, and return the body of its answer."""
         try:
             status, body = method(self._slot.address, self._slot.port, *words, REQUEST_S)
         except ConnectionRefusedError:
@@ -219,21 +211,108 @@ class Driver:
         return body if status == 200 else None
 
 
-def read_identity(address: str, port: int) -> dict[str, str] | None:
-    """Ask a driver of horovodrun which job it runs, and return the job's identity."""
-    identity = _fetched(address, port)
-    return identity if _is_identity(identity) else None
-
-
 def _is_identity(identity: Mapping[str, str]) -> bool:
     return {"job", "secret", "zookeeper"} <= set(identity)
 
 
 def _fetched(address: str, port: int) -> dict[str, str]:
-    """Return the dictionary that a driver's store has under the key `IDENTITY`."""
     try:
         status, body = fetch(address, port, IDENTITY, REQUEST_S)
         identity = json.loads(body) if status == 200 else None
     except (EdlError, OSError, ValueError):
         return {}
     return identity if isinstance(identity, dict) else {}
+
+
+# ------------------------------------------------------------
+# The process of horovodrun that started this process, its options and its job.
+
+
+DISCOVERY_S = 30.0  # for a host discovery script
+
+
+@dataclass(frozen=True)
+class ElasticLimits:
+    np: int  # to start with
+    min_np: int  # `np` if horovodrun was given none
+    max_np: int | None  # None: as many as there are slots
+    reset_limit: int | None = None  # of the slots' assignment; None: no limit
+    discovery: str = ""  # the command line of the host discovery script
+    slots: int = 1  # of a host for which the script names no number
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A process of horovodrun that is an ancestor of this process, as `find_launcher` saw it."""
+
+    pid: int
+    started: str  # tells it from another process of that number, here or on another machine
+    command: tuple[str, ...]
+
+    def limits(self) -> ElasticLimits | None:
+        """Return the options of horovodrun, by Horovod's own parser; None: they cannot be read."""
+        from horovod.runner.launch import parse_args  # a slow import
+
+        words = next(i for i, word in enumerate(self.command) if is_horovodrun(word)) + 1
+        try:
+            with _arguments(self.command[words - 1 :]):
+                args = parse_args()
+        except SystemExit:
+            return None
+        if args.num_proc is None:
+            return None
+        return ElasticLimits(
+            args.num_proc,
+            args.min_num_proc or args.num_proc,
+            args.max_num_proc,
+            args.reset_limit,
+            args.host_discovery_script or "",
+            args.slots or 1,
+        )
+
+    def may_limit_resets(self) -> bool:
+        """Return whether horovodrun may have been given --reset-limit, also shortened to --res."""
+        return any(word.startswith("--res") for word in self.command)
+
+    def identity(self) -> dict[str, str] | None:
+        try:
+            connections = psutil.Process(self.pid).net_connections("tcp4")
+        except psutil.Error:
+            return None
+        ports = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+        found = (_fetched("127.0.0.1", port) for port in sorted(ports))
+        return next(filter(_is_identity, found), None)
+
+
+def discovered(limits: ElasticLimits) -> dict[str, int] | None:
+    """Run the host discovery script once, as the driver does; return slots by host, or None."""
+    try:
+        done = subprocess.run(
+            limits.discovery,
+            shell=True,  # as Horovod does: it is the user's command line
+            capture_output=True,
+            text=True,
+            timeout=DISCOVERY_S,
+            check=True,
+        )
+        found = {}
+        for line in done.stdout.split():
+            host, _, slots = line.partition(":")
+            found[host] = int(slots or limits.slots)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return found
+
+
+def find_launcher() -> Launcher | None:
+    return Launcher(*found) if (found := find_horovodrun()) is not None else None
+
+
+@contextmanager
+def _arguments(words: tuple[str, ...]) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = list(words)
+    try:
+        yield
+    finally:
+        sys.argv = before

@@ -1,17 +1,10 @@
 """Repeat the last answer of `edl-discover` while the job wants the same number of workers.
 
-horovodrun's driver runs `edl-discover` once a second. To import what asks ZooKeeper takes 0.3 s of
-processor time, so most calls do without:
-
-- After a call has asked ZooKeeper, it keeps what it printed, with what it was asked and the desired
-  workers: :func:`keep_answer`.
-- Each `edl-worker` on the machine of horovodrun follows the job's records anyway. It keeps the
-  desired workers in a file, and touches that file while it reads the records: :class:`DesiredFile`.
-- A call whose question and desired workers are the kept ones prints what was kept:
-  :func:`last_answer`. It asks ZooKeeper if they differ, or if no `edl-worker` has touched the file
-  for 3 s (``FRESH_S``).
-
-This module imports nothing of edl, and nothing that Python has not imported at its start.
+To import what asks ZooKeeper takes 0.3 s of processor time, once a second. So each call keeps what
+it printed, with its question and the desired workers, and each `edl-worker` on the machine keeps
+the desired ones in a file, which it touches while it follows the records. If both agree and the
+file is fresh (``FRESH_S``), the kept answer is printed. Imports nothing of edl, nor what Python has
+not imported.
 """
 
 from __future__ import annotations
@@ -35,7 +28,6 @@ class DesiredFile:
 
     @classmethod
     def of_this_job(cls) -> DesiredFile:
-        """Return the file for the horovodrun that is an ancestor of this process, if there is."""
         return cls(_path(found, ".desired") if (found := find_horovodrun()) else "")
 
     def put(self, desired: Mapping[str, int], now: float) -> None:
@@ -94,7 +86,6 @@ def find_horovodrun() -> tuple[int, str, tuple[str, ...]] | None:
 
 
 def is_horovodrun(word: str) -> bool:
-    """Return whether `word`, one word of a command line, is horovodrun or a path that ends so."""
     return word.rstrip("/").rpartition("/")[2] == "horovodrun"
 
 
@@ -115,7 +106,6 @@ def _question(words: Sequence[str]) -> str:
 
 
 def _stamp(path: str) -> tuple[int, int] | None:
-    """Return the time of the last change of a file in ns and its size; None: there is no file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -133,7 +123,6 @@ def _read(path: str) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    """Write a file that only this user can read, in one step for its readers."""
     partial = f"{path}.{os.getpid()}"
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:

@@ -1,19 +1,15 @@
 """The template: a process that has imported what a job's workers import, and forks workers.
 
-A forked worker does not spend seconds on importing its framework. It is a child of the launcher
-with a process group of its own, and behaves like a worker that was started by ``exec``.
-:mod:`edl.host.template.main` is the program of the template process; this module is the
-launcher's side. Its main class, :class:`Template`, is one template process. A launcher uses it by
-:class:`edl.host.template.keeper.TemplateKeeper`, which also replaces a template that has died.
-
-A launcher without a template, or with a template that does not answer, starts its workers by
-``exec``.
+A forked worker spends no seconds on importing its framework. It is a child of the launcher with a
+process group of its own, and behaves like one that was started by ``exec``. This is the launcher's
+side; :mod:`edl.host.template.main` is the program. Without an answer, workers start by ``exec``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import json
 import logging
 import os
@@ -29,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from edl import config
 from edl.host.command import is_own_interpreter
 from edl.host.process import Main, PythonCommand, parse_command
 
@@ -50,7 +47,6 @@ class TemplateRefused(TemplateError):
 
 
 def why_none(command: Sequence[str], search_path: str | None) -> str:
-    """Return why the workers of `command` cannot be forked from a template; empty if they can."""
     python = parse_command(command)
     if python is None:
         return f"{command[0]} is not Python"
@@ -77,19 +73,16 @@ class Child:
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int:
-        """Wait until the process has ended, and return its exit code (-N if signal N killed it)."""
         code = self._reap(0)
         assert code is not None
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send the signal `number` to the process, unless the process has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # another thread has seen its end
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Send SIGKILL to the process unless it has ended."""
         self.send_signal(signal.SIGKILL)
 
     def _reap(self, options: int) -> int | None:
@@ -106,7 +99,7 @@ class Child:
 
 
 class Template:
-    """A template process as its launcher's one thread sees it; `look` until it is ready."""
+    """A template process as its launcher's one thread sees it; `poll` until it is ready."""
 
     def __init__(
         self,
@@ -151,12 +144,18 @@ class Template:
 
     @property
     def pid(self) -> int:
-        """The pid of the template process."""
         return self._process.pid
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read one message of the template process, if one has come, without a wait."""
-        self._reap_orphans()
+        # The children of workers that died during `fork` would stay zombies.
+        for pid in list(self._orphans):
+            try:
+                ended, _ = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                ended = pid
+            if ended:
+                self._orphans.discard(pid)
         try:
             said = self._control.recv(_PACKET, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -179,7 +178,6 @@ class Template:
         cwd: Path | None = None,
         gives_template: bool = False,
     ) -> Child:
-        """Fork a worker, a child of this process, from the template, which must be ready."""
         python = _parsed(command or self._command)
         order = {
             "command": command or self._command,
@@ -212,22 +210,10 @@ class Template:
         return child
 
     def close(self) -> None:
-        """Kill the template process; the workers that were forked from it go on."""
         self._control.close()
         self._end()
 
-    def _reap_orphans(self) -> None:
-        """Reap the children of workers that died during `fork`, which would stay zombies."""
-        for pid in list(self._orphans):
-            try:
-                ended, _ = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                ended = pid
-            if ended:
-                self._orphans.discard(pid)
-
     def _end(self) -> int | None:
-        """Kill the template process unless it has ended, and return its exit code."""
         deadline = time.monotonic() + END_S
         while (code := self._process.poll()) is None and time.monotonic() < deadline:
             self._process.kill()
@@ -243,7 +229,6 @@ def _parsed(command: Sequence[str]) -> PythonCommand:
 
 @contextmanager
 def _in_memory(text: str) -> Iterator[int]:
-    """Return a context manager that gives the descriptor of a file in memory with `text`."""
     descriptor = os.memfd_create("edl-order", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
@@ -254,7 +239,6 @@ def _in_memory(text: str) -> Iterator[int]:
 
 
 def _children() -> set[int]:
-    """Return the pids of this process's children; ended ones that were not reaped are included."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # the thread has ended, or an old kernel has no list
@@ -264,7 +248,6 @@ def _children() -> set[int]:
 
 @contextmanager
 def _adopting_orphans() -> Iterator[None]:
-    """Return a context manager; while it is entered, this process adopts orphaned descendants."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "this system lets no process adopt orphans")
@@ -272,3 +255,100 @@ def _adopting_orphans() -> Iterator[None]:
         yield
     finally:
         prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(0), 0, 0, 0)
+
+
+# ------------------------------------------------------------
+# Keep one template process for a launcher. It starts only after a worker has trained a step and has
+# written which modules it had imported by then, so as not to slow the job's first steps.
+
+
+FILES = "template*"  # in the directory of logs
+NOT_WANTED = "nobody has asked for it"
+DEATHS = 3  # after so many in a row, without a worker forked between, no other one is started
+
+
+class TemplateKeeper:
+    def __init__(
+        self,
+        command: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        logs: Path,
+        wanted: bool,
+    ) -> None:
+        self._command, self._cwd, self._environment = command, cwd, environment
+        of_run = repr((tuple(command), str(cwd), environment.get("EDL_SECRET")))
+        digest = hashlib.sha256(of_run.encode()).hexdigest()[:12]  # logs may be of several runs
+        self._imports, self._output = logs / f"template-{digest}.imports", logs / "template.output"
+        self._template: Template | None = None
+        self._deaths = 0
+        # empty: there may be one
+        self.why_none = why_none(command, environment.get("PATH")) if wanted else NOT_WANTED
+        given = config.take_inherited_template()
+        if given is not None:
+            self._template = Template.inherited(command, cwd, *given)
+            if self.why_none:
+                self.close()
+
+    @property
+    def imports(self) -> Path | None:
+        """The file for a worker to write its imported modules into; None: not needed."""
+        known = self.why_none or self._template or self._imports.exists()
+        return None if known else self._imports
+
+    @property
+    def pid(self) -> int | None:
+        return self._template.pid if self._template is not None else None
+
+    @property
+    def ready(self) -> bool:
+        return self._template is not None and self._template.ready
+
+    def poll(self) -> None:
+        """Start the template if there is none, else read a message; none after `DEATHS`."""
+        if self.why_none:
+            return
+        try:
+            if self._template is None:
+                if self._imports.exists():
+                    paths = self._imports, self._output
+                    self._template = Template(self._command, self._cwd, self._environment, *paths)
+            else:
+                self._template.poll()
+        except (TemplateError, OSError) as error:
+            self._ended(error)
+
+    def fork(
+        self, environment: Mapping[str, str], log: Path, started: Callable[[int], None]
+    ) -> Child | None:
+        """Fork a worker; None: no template is ready or answers, nothing was started: use exec."""
+        if self._template is None or not self._template.ready:
+            return None
+        try:
+            child = self._template.fork(environment, log, started)
+        except TemplateError as error:
+            self._ended(error)
+            return None
+        self._deaths = 0
+        return child
+
+    def disable(self, reason: str) -> None:
+        self.close()
+        self.why_none = reason
+
+    def close(self) -> None:
+        if self._template is not None:
+            self._template.close()
+            self._template = None
+
+    def remove_imports(self) -> None:
+        """Remove the file with the list of imports: it has environment variables of the script."""
+        with contextlib.suppress(OSError):
+            self._imports.unlink()
+
+    def _ended(self, error: Exception) -> None:
+        logger.info("the template has ended: %s", error)
+        self.close()
+        self._deaths += 1
+        if isinstance(error, TemplateRefused) or self._deaths >= DEATHS:
+            self.disable(str(error))

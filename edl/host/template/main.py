@@ -40,7 +40,7 @@ import socket
 import struct
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 YIELDS_S = 20.0  # at the lowest priority, at most
@@ -76,7 +76,6 @@ def serve(descriptor: int, imports: str) -> dict[str, Any]:
 
 
 def _fork_at_orders(control: socket.socket, launcher: int) -> dict[str, Any]:
-    """Fork a worker at each order; return the order in the worker, and exit in the template."""
     while True:
         message, ancillary, _, _ = socket.recv_fds(control, _PACKET, 3)
         if not message or len(ancillary) != 3:
@@ -107,7 +106,6 @@ def _yield_to_others(nice: int) -> None:
 
 
 def _import_all(modules: list[str], environment: dict[str, str | None]) -> str:
-    """Import `modules` as in the worker's environment; return the first that began a thread."""
     before = dict(os.environ)
     _set_environment({**before, **environment})
     culprit = "site, at the start of Python" if _threads() > 1 else ""
@@ -139,9 +137,10 @@ def _threads() -> int:
 
 
 def _why_no_fork(culprit: str, own: dict[str, str], control: socket.socket) -> str:
-    """Return why no worker can be forked, a clause; empty if workers can be forked."""
-    if shadowed := next((name for name, path in own.items() if _is_other(name, path)), ""):
-        return f"the script has a module {shadowed}, and an import has imported another one"
+    for name, path in own.items():
+        origin = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
+        if name in sys.modules and (origin is None or os.path.abspath(origin) != path):
+            return f"the script has a module {name}, and an import has imported another one"
     # On trial, as OpenBLAS ends its threads before each fork.
     code = _tried()
     if code in _OF_A_TRIAL:
@@ -150,19 +149,18 @@ def _why_no_fork(culprit: str, own: dict[str, str], control: socket.socket) -> s
         return f"a process that was forked on trial ended with {code}"
     if _threads() > 1:
         return f"the import of {culprit} has started a thread"
-    if opened := next(_shared_descriptors(control), ""):
-        return f"an import has opened {opened}, which all workers would share"
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            opened = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the descriptor of the listing itself
+            continue
+        is_shared = opened.startswith(("/dev/nvidia", "/dev/kfd", "socket:", "pipe:"))
+        if is_shared and int(name) != control.fileno():
+            return f"an import has opened {opened}, which all workers would share"
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         if shared := next((line for line in file if " rw-s " in line), ""):
             return f"an import has made memory that all workers would share: {shared.split()[-1]}"
     return ""
-
-
-def _is_other(name: str, path: str) -> bool:
-    """Return whether the module `name` has been imported, and from another file than `path`."""
-    spec = getattr(sys.modules.get(name), "__spec__", None)
-    origin = getattr(spec, "origin", None)
-    return name in sys.modules and (origin is None or os.path.abspath(origin) != path)
 
 
 _OF_A_TRIAL = {
@@ -172,7 +170,6 @@ _OF_A_TRIAL = {
 
 
 def _tried() -> int:
-    """Fork a process on trial, wait for its end, and return its exit code."""
     if (trial := os.fork()) == 0:
         code = 2
         try:
@@ -186,19 +183,6 @@ def _tried() -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(trial, 0)[1])
-
-
-def _shared_descriptors(control: socket.socket) -> Iterator[str]:
-    """Yield the names of open GPU devices, sockets and pipes that forked workers must not share."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) == control.fileno():
-            continue
-        try:
-            opened = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:  # the descriptor of the listing itself
-            continue
-        if opened.startswith(("/dev/nvidia", "/dev/kfd", "socket:", "pipe:")):
-            yield opened
 
 
 def _fork(launcher: int) -> bool:
@@ -221,7 +205,6 @@ def _fork(launcher: int) -> bool:
 
 
 def _become_worker(order_file: int, log: int, answer: int) -> dict[str, Any]:
-    """Make this process, just forked, like one that the launcher has started by exec."""
     with socket.socket(fileno=answer) as launcher:
         launcher.settimeout(DEADLINE_S)
         try:
@@ -243,7 +226,12 @@ def _become_worker(order_file: int, log: int, answer: int) -> dict[str, Any]:
     _set_environment(order["environment"])
     _show_as(order["command"], order["environment"])
     importlib.invalidate_caches()
-    _draw_anew()
+    # NumPy's seed and multiprocessing's key are drawn anew; Python's generator does so itself.
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed()
+    if processes := sys.modules.get("multiprocessing.process"):
+        current = processes.current_process()
+        current.authkey = os.urandom(len(current.authkey))
     process = sys.modules.get("edl.binding.process")
     if process is not None:
         process.guard_output()
@@ -264,15 +252,6 @@ def _give_template(order: dict[str, Any]) -> dict[str, Any]:
     theirs.close()
     os.environ[INHERITED] = f"{ours.detach()}:{pid}"
     return order
-
-
-def _draw_anew() -> None:
-    """Draw NumPy's seed and multiprocessing's key anew; Python's generator does so itself."""
-    if numpy := sys.modules.get("numpy.random"):
-        numpy.seed()
-    if processes := sys.modules.get("multiprocessing.process"):
-        current = processes.current_process()
-        current.authkey = os.urandom(len(current.authkey))
 
 
 # --- what the system shows of a process
@@ -349,7 +328,6 @@ def run_as_main(kind: str, target: str, arguments: list[str]) -> None:
 
 
 def _is_importable(path: str) -> bool:
-    """Return whether `path` can be on Python's module search path: a directory or a zip archive."""
     for hook in sys.path_hooks:
         try:
             hook(path)
@@ -365,7 +343,6 @@ def _set_path(first: str, always: bool = False) -> None:
 
 
 def _run_module(name: str, arguments: list[str], alter_argv: bool = True) -> None:
-    """Run the module `name` as `__main__`, as `python -m` does."""
     import runpy
 
     if alter_argv:
@@ -379,7 +356,6 @@ def _exec(text: str | bytes, path: str, module: types.ModuleType) -> None:
 
 
 def _showing(run: Callable[[], object]) -> None:
-    """Call `run`; if it raises an error, let Python print it without edl's frames around it."""
     try:
         run()
     except SystemExit:
