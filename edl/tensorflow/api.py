@@ -82,7 +82,6 @@ def _array(value: Any) -> Array:
 
 
 def _wide(kind: Any) -> Any:
-    """Return the type in which arrays of the type `kind` are added."""
     if np.issubdtype(kind, np.integer) or kind == np.bool_:
         return np.int64
     # bfloat16 is no floating type to NumPy

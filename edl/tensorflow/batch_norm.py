@@ -125,7 +125,6 @@ def _exchange_of_script(payload: bytes) -> list[bytes]:
 
 
 def numbered(exchange: Exchange, number: int, row: Vector) -> list[bytes]:
-    """Exchange rows with all workers, all at the exchange `number`; return them without that."""
     answer = exchange(np.concatenate([[float(number)], row]).tobytes())
     first = np.dtype(np.float64).itemsize
     if len({(each[:first], len(each)) for each in answer}) > 1:
@@ -176,8 +175,6 @@ def _resource() -> Any:
 
 
 def _from_graph(act: Act) -> Callable[[Vector], Vector]:
-    """Return a function that calls `act` in a graph, whose errors the training thread raises."""
-
     def from_graph(row: Vector) -> Vector:
         if not process.is_initialized():
             return act(row, None, 0)
@@ -269,7 +266,6 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
 
 def _has_others() -> bool:
-    """Return whether the job may have other workers than this one, at present or later."""
     if not (process.is_initialized() and process.current_worker().is_shared):
         return False
     if process.current_worker().logical:
@@ -383,7 +379,6 @@ def _flat(values: Any) -> Any:
 
 
 def _exchange_moments(number: int, row: Vector, exchange: Exchange | None, weight: int) -> Vector:
-    """Combine the moments of all workers' batches: one exchange of the forward pass."""
     # `row`: elements per channel, then each channel's mean, then its sum of squared deviations.
     own = Moments.decode(row.tobytes())
     if exchange is None:

@@ -72,7 +72,6 @@ class TensorFlowCollectives:
         self._beside = threading.Thread(target=self._gather, name="edl-records", daemon=True)
 
     def init(self) -> None:
-        """Initialise Horovod, which connects this worker to the ring that the environment names."""
         try:
             call_init(hvd.init)
         except (HorovodInternalError, ValueError, RuntimeError) as error:
@@ -84,7 +83,6 @@ class TensorFlowCollectives:
         hvd.shutdown()
 
     def allgather_start(self, row: Table, name: str, same_shape: bool = False) -> Future[Table]:
-        """Start to gather the tables of all workers; return a future of one table of all rows."""
         if not self._beside.is_alive():
             self._beside.start()
         rows: Future[Table] = Future()
@@ -194,7 +192,6 @@ def _is_default(strategy: Any) -> bool:
 
 
 def turn_off_xla(model: Any) -> None:
-    """Set `jit_compile` of a Keras `model` to False, before its first step is traced."""
     if model.jit_compile:
         logger.warning("jit_compile is turned off: XLA cannot compile steps with collectives")
         model.jit_compile = False

@@ -210,14 +210,12 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         return self._batches(now)
 
     def _raw(self) -> Iterator[Any]:
-        """Return TensorFlow's own iterator over the batches, which begins no steps of the job."""
         # Each batch waits until a step has made edl form it.
         with _readers.ours():
             raw: Iterator[Any] = super().__iter__()
         return raw
 
     def _batches(self, now: training.Training) -> Iterator[Any]:
-        """Yield the batches of the current epoch, and begin a step of the job before each."""
         with now.steps.looping(), now.feed.receiving(self._raw()) as receive:
             while now.begin_step():
                 with unhiding():

@@ -69,7 +69,6 @@ class _VariablesState(State):
         return digests(self._access, parts)
 
     def _values(self) -> dict[str, Any]:
-        """Return arrays of each group by variable, and `state_dict()` or `Plain` of attributes."""
         values: dict[str, Any] = {}
         for group, variables in self._variables().items():
             mine = variables_by_name(variables)

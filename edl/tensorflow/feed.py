@@ -33,8 +33,6 @@ UNBEGUN_S = 120.0  # how long it waits for the very first step
 
 @dataclass
 class _Entry:
-    """A batch on its way through `tf.data`, and whether it was read, loaded and handed out."""
-
     batch: Batch  # formed from the leases, or that of the warm-up
     padding: bool  # its gradients have weight zero
     handed_s: float = math.inf  # when it was handed to a step, by time.monotonic()
@@ -43,8 +41,6 @@ class _Entry:
 
 
 class PipelineBatchSource:
-    """The queue of a worker's batches on the way from its leases through `tf.data` to its steps."""
-
     def __init__(self, worker: Worker) -> None:
         self.ahead = AHEAD  # 0: no batch is read in advance when workers join or leave
         self._worker = worker
@@ -100,7 +96,6 @@ class PipelineBatchSource:
             return self._hand_out()
 
     def pad(self) -> Batch:
-        """Return a padding batch for the open step; no batch may be formed ahead."""
         with self._change:
             self._put(self._worker.loader.sampler.warm_up(), True)
             return self._hand_out()[0]
@@ -153,7 +148,6 @@ class PipelineBatchSource:
         return self._first.has_come
 
     def _form(self) -> Batch | None:
-        """Form the next batch from the leases, without adding it to the queue; None: not now."""
         worker = self._worker
         if worker.warming_up or len(self._formed) > self.ahead:
             return None
@@ -188,7 +182,6 @@ class PipelineBatchSource:
         time.sleep(0.02)  # for the way from here out of Python
 
     def watch(self, iterator: object) -> None:
-        """Let `tf.data` stop loading when its newest iterator is deleted."""
         # TensorFlow's destructor waits for the iterator's thread, which may wait in `take`.
         self._iteration += 1
         weakref.finalize(iterator, self._end_iteration, self._iteration)
@@ -206,7 +199,6 @@ class PipelineBatchSource:
     # --- tf.data's thread
 
     def read(self, load: Callable[[Any], Any]) -> Iterator[Any]:
-        """Yield the loaded samples of each batch, in order, waiting until the batch is formed."""
         number = self.open()
         while (samples := self.take(number, load)) is not None:
             yield samples

@@ -101,7 +101,6 @@ def refuse_steered(callbacks: Iterable[Any]) -> None:
 
 
 def check_compiled(model: Any, now: training.Training) -> None:
-    """Refuse a compiled `model` that edl cannot train, and turn off XLA in it."""
     refuse_stateful(model, now.worker.is_shared)
     optimizer = model.optimizer
     if not is_elastic(optimizer) and not now.reduction.several:  # which its train_step applies
@@ -129,7 +128,6 @@ def check_list(callback: Any) -> None:
 
 
 def check_arguments(model: Any) -> int:
-    """Check the arguments of the running `model.fit`, and return its `initial_epoch`."""
     given = _arguments(model)
     if given is None:
         return 0
@@ -491,13 +489,11 @@ class _LastCallback(keras.callbacks.Callback):
         now.replica.track({NAME: self.states})
 
     def set_params(self, params: Any) -> None:
-        """Keep Keras' parameters of `fit`; a newcomer takes over the job's `verbose`."""
         super().set_params(params)
         self.states.verbose = params.get("verbose", 0)
         self.states.told_verbose = self._show
 
     def _show(self, verbose: Any) -> None:
-        """Set the `verbose` of this `fit`'s progress bars: 0 (silent), 1 (bar) or 2 (lines)."""
         for writer in self._writers:
             if isinstance(writer, GatedProgress):
                 writer.set_params({**self.params, "verbose": verbose})
@@ -599,7 +595,6 @@ class _LastCallback(keras.callbacks.Callback):
             self.model.stop_training = False
 
     def _stop(self, reason: str) -> None:
-        """Set `stop_training`, and log that all workers stop after this step."""
         self.model.stop_training, self.stopped = True, reason
         worker = self._training.worker
         message = training.STOP.format(step=worker.step, reason=reason)

@@ -211,7 +211,6 @@ def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any
 
 @as_it_is
 def _checked(asked: inspect.BoundArguments) -> inspect.BoundArguments:
-    """Return the arguments of a function of Horovod, with groups of variables of TensorFlow."""
     if asked.arguments.get("op", Average) == Adasum:
         raise UsageError(f"op=Adasum is not there: {ADASUM}")
     if isinstance(groups := asked.arguments.get("groups"), list | tuple):
@@ -296,7 +295,6 @@ def _keras_optimizer(
     scale_local_gradients: bool = True,
     use_locking: bool = False,
 ) -> Any:
-    """Let a Keras optimizer average its gradients over the workers before it applies them."""
     del average_aggregated_gradients  # says something of more than one backward pass
     del scale_local_gradients, use_locking  # of local variables; of TensorFlow 1
     if process_set is not global_process_set:

@@ -146,7 +146,6 @@ def _put_dict(items: list[Any], mine: Any) -> Any:
 
 
 def value_fingerprint(stored: Any) -> Any:
-    """Return a small value that is equal for equal values of `stored`."""
     if isinstance(stored, np.ndarray):
         return ("array", stored.dtype.name, stored.shape, zlib.crc32(bytes_of(stored).data))
     if isinstance(stored, dict):
@@ -198,7 +197,6 @@ class _Memory:
 
     @property
     def callback(self) -> Any:
-        """The callback whose state this is; None if it is deleted."""
         return self._of()
 
     def is_of(self, model: Any) -> None:
@@ -252,7 +250,6 @@ class _Memory:
         return mine
 
     def _is_of_the_model(self, value: Any) -> bool:
-        """Return whether `value` is the model, or layers or weights of it, alone or in a list."""
         if isinstance(value, PLAIN):
             return False
         if isinstance(value, (list, tuple)) and value:
@@ -277,8 +274,6 @@ class _Memory:
 
 
 class CallbackStates:
-    """The states of all callbacks of a `fit`, for newcomers and checkpoints; one for all fits."""
-
     edl_compared = False  # a callback may remember times and other numbers of its worker's own
 
     def __init__(self, worker: Worker) -> None:
@@ -293,7 +288,6 @@ class CallbackStates:
         self.told_verbose: Callable[[Any], None] = lambda _verbose: None  # of the job
 
     def follow(self, callbacks: Sequence[Any], remembers: Sequence[bool], model: Any) -> None:
-        """Hold the states of the callbacks of a new fit, in place of those of the last fit."""
         # Of one that does not remember only the class is compared between workers.
         self._callbacks = list(callbacks)
         self._names = [type(callback).__name__ for callback in callbacks]
@@ -384,7 +378,6 @@ HARMLESS = {"shape", "dtype", "name", "ndim"}  # attributes of a variable that a
 
 
 def is_additive(metric: Any) -> bool:
-    """Return whether the state of `metric` is a sum, so that states of workers can be added."""
     said = getattr(type(metric), "edl_additive", None)
     if said is not None:
         return bool(said)
@@ -393,7 +386,6 @@ def is_additive(metric: Any) -> bool:
 
 
 def _only_adds(metric: Any) -> bool:
-    """Return whether the code of `metric` changes the variables of its state by adding only."""
     own = []  # classes that are not Keras', which are taken to add only
     for kind in type(metric).__mro__:
         if kind.__module__.partition(".")[0] == "keras":
@@ -442,7 +434,6 @@ def _parsed(function: Any) -> ast.FunctionDef | None:
 
 
 def _own_attributes(tree: ast.AST) -> Iterator[ast.Attribute]:
-    """Yield each expression `self.name` in the syntax tree `tree`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and _is_self(node.value):
             yield node
@@ -453,7 +444,6 @@ def _is_self(node: ast.AST) -> bool:
 
 
 def _uses_state(method: ast.FunctionDef, metric: Any) -> bool:
-    """Return whether `method` uses variables of `metric` for more than adding to them."""
     allowed: set[int] = set()
     for node in ast.walk(method):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -502,7 +492,6 @@ def _bare(node: ast.AST) -> ast.AST:
 
 
 def _has_variables(value: Any) -> bool:
-    """Return whether `value`, an attribute of a metric, is or contains a variable."""
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, list | tuple):
@@ -519,8 +508,6 @@ State = list[Any]
 
 
 class EpochMetrics:
-    """The metrics of a model that `fit` trains, combined over the samples of all workers."""
-
     def __init__(self, model: Any) -> None:
         self._model = model
         self._before: dict[int, Any] | None = None  # states before a padding batch
@@ -529,14 +516,12 @@ class EpochMetrics:
         self._replaced: list[Any] = []  # metrics whose result is the job's mean for now
 
     def begin_batch(self, weight: int) -> None:
-        """Remember the states of the metrics before a padding batch."""
         self._shown = None
         if weight == 0:
             variables = self._variables()
             self._before = dict(zip(map(id, variables), _read(variables), strict=True))
 
     def end_batch(self) -> None:
-        """Restore the states of the metrics after a padding batch, which must not count in them."""
         before, self._before = self._before, None
         if before is None:
             return
@@ -545,7 +530,6 @@ class EpochMetrics:
             variable.assign(before.get(id(variable), np.zeros(variable.shape, variable.dtype)))
 
     def results(self) -> dict[str, Any]:
-        """Return the present results of all metrics by name: floats, or arrays."""
         found: dict[str, Any] = {}
         for name, value in self._model.get_metrics_result().items():
             found.update(value if isinstance(value, Mapping) else {name: value})
@@ -834,7 +818,6 @@ def end_row(worker: int, wants_to_stop: bool, wrote: bool) -> list[float]:
 
 
 def met(rows: Sequence[Sequence[float]]) -> Met:
-    """Return what the rows of all workers say: all stop if one wants to."""
     stops, reason = stopping([int(row[0]) for row in rows if row[1]])
     return Met(stop=reason if stops else "", written=any(row[2] for row in rows))
 
@@ -867,7 +850,6 @@ class Writer(keras.callbacks.Callback):
 
     @property
     def writes(self) -> bool:
-        """Whether this worker is rank 0 at the moment, and so writes."""
         return self._worker.rank == 0 and not self._worker.warming_up
 
     def set_params(self, params: Any) -> None:
@@ -1060,7 +1042,6 @@ class Saver(Writer):
             callback._should_save_model = should_save
 
     def _save(self, epoch: int, batch: int | None, logs: Any) -> None:
-        """Let the callback save the model now; it has decided to."""
         decides = self.callback._should_save_model
         self.callback._should_save_model = lambda *_: True
         try:
@@ -1142,7 +1123,6 @@ def standing_in(callback: Any, worker: Worker) -> Writer | None:
 
 
 def has_writer(callback: Any) -> bool:
-    """Return whether `callback`, given to all workers, is let write on rank 0 only."""
     return isinstance(callback, tuple(kind for kind, _ in WRITERS))
 
 

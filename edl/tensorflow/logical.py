@@ -100,8 +100,6 @@ _drawn: set[int] = set()  # the global seeds with which eager operations were ma
 
 
 class _Reader(threading.local):
-    """A flag of each thread: whether the thread is loading a batch of a logical worker."""
-
     loads = False
 
 
@@ -109,8 +107,6 @@ _reader = _Reader()
 
 
 class LogicalSeeder(Seeder):
-    """The random generators of TensorFlow and Keras, seeded from one number alone."""
-
     def __init__(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
         super().__init__(variables)
         self._seeded: set[int] = set()  # ids of variables
@@ -132,12 +128,10 @@ class LogicalSeeder(Seeder):
                 state.assign(seed_state(derived_seed(seed, name), state))
 
     def check(self) -> None:
-        """Raise UsageError if a generator of Keras exists that `seed` has not seeded."""
         if any(id(state) not in self._seeded for _, state in self._states()):
             raise UsageError(NEW)
 
     def _states(self) -> Iterator[tuple[str, Any]]:
-        """Yield a name and the variable of each generator of Keras in this process."""
         known = set()
         for name, variable in self._variables():
             if is_seed(name):
@@ -190,13 +184,11 @@ def watch_draws() -> None:
 
 
 def refuse_draws(definition: Any) -> None:
-    """Refuse a `GraphDef` with random operations that have a state of their own."""
     for kind in drawing_kinds(definition):
         raise UsageError(REFUSED.format(what=f"a tf.function draws by {kind}"))
 
 
 def refuse_unlike(mapped: Any) -> None:
-    """Refuse the result of `map` if its function may make something else of the same samples."""
     function = getattr(mapped, "_map_func", None)
     if function is None:
         return
@@ -276,8 +268,6 @@ ONE_MODEL = (
 
 
 class _TensorSpec(NamedTuple):
-    """The shape and type that a mean is to have."""
-
     shape: tuple[int, ...]
     dtype: Any
 
@@ -298,7 +288,6 @@ class _Arrays:
         return sums
 
     def means(self, rows: Sequence[Summands], sums: Array) -> list[Array]:
-        """Return the mean of each row, of which integers are rounded; `sums` is changed."""
         means = []
         for row, part in zip(rows, self._parts(rows, sums), strict=True):
             mean = np.empty(row.target.shape, row.target.dtype)
@@ -334,8 +323,6 @@ ARRAYS = _Arrays()
 
 
 class LogicalBuffers:
-    """The model's variables that are not trained, in a step of logical workers."""
-
     def __init__(self, variables: Callable[[], Mapping[str, Any]]) -> None:
         self._variables = variables
         self._known: dict[str, Any] = {}  # by name, those of the step
@@ -344,7 +331,6 @@ class LogicalBuffers:
         self._expected: dict[str, Array] = {}  # what they are as long as only edl writes
 
     def begin_step(self) -> None:
-        """Keep the values of all variables, with which each logical worker of the step begins."""
         self._known = dict(self._variables())
         self._before = self._expected = self._values()
         self._after = []
@@ -370,7 +356,6 @@ class LogicalBuffers:
                 raise UsageError(CHANGED.format(name=name))
 
     def summands(self, pieces: int) -> Iterator[Summands]:
-        """Yield for each variable what this worker adds to its mean over the job's `pieces`."""
         for name, before in self._before.items():
             own = [(one.get(name, before), 1.0) for one in self._after]
             like = _TensorSpec(before.shape, before.dtype)
@@ -426,7 +411,6 @@ class LogicalReduction:
         return self._worker.loader.open and not self._in_piece
 
     def begin_piece(self) -> None:
-        """Prepare for the pass of a logical worker, whose samples the script gets now."""
         loader, step = self._worker.loader, self._reduction.step.number
         if step != self._step:
             self._step, self._kept = step, []
@@ -443,7 +427,6 @@ class LogicalReduction:
         self._in_piece, self._checks = True, False
 
     def check_rates(self, optimizer: Any) -> None:
-        """Raise UsageError if the script has set another rate than in the step's first pass."""
         engine, step = self._worker.loader.engine, self._reduction.step.number
         if not engine.batches.pieces_left and self._options.step != step:
             return  # the only pass
@@ -630,7 +613,6 @@ def _instructions() -> str:
 
 
 def kinds_of(definition: Any) -> list[str]:
-    """Return the kinds of all operations in a graph, a `GraphDef`, and in its functions."""
     functions = definition.library.function
     nodes = [*definition.node, *(node for each in functions for node in each.node_def)]
     return sorted({node.op for node in nodes})

@@ -164,7 +164,6 @@ def sets_rate(callback: Any) -> bool:
 
 
 def refuse_beside_policy(others: Sequence[Any]) -> None:
-    """Refuse schedules or callbacks of the script, if any: the job's policy sets the rate."""
     if others:
         raise UsageError(
             "the job's policy has a [learning_rate], and the script a "
@@ -173,7 +172,6 @@ def refuse_beside_policy(others: Sequence[Any]) -> None:
 
 
 def check_scaling(optimizer: Any) -> None:
-    """Raise an error if `optimizer` has a scaling of its rate that its updates do not follow."""
     for one in with_inner(optimizer):
         if not _is_scaled(one):
             continue
@@ -191,7 +189,6 @@ def check_scaling(optimizer: Any) -> None:
 
 
 def warn_of_a_changed_batch(optimizers: Sequence[Any], before: int, now: int) -> None:
-    """Warn of each schedule of Keras' that does not follow a change of the global batch."""
     kinds = keras.optimizers.schedules.LearningRateSchedule
     for one in (each for optimizer in optimizers for each in with_inner(optimizer)):
         rate = getattr(one, "_learning_rate", None)
@@ -251,14 +248,12 @@ def check_alone(optimizers: Sequence[Any]) -> None:
 
 
 def correct_momentum(optimizer: Any) -> None:
-    """Multiply the momentum by the scaling's change of the rate, before each update."""
     for one in with_inner(optimizer):
         if _is_scaled(one) and momentums_within(one):
             scale_momentum(one, one._learning_rate.momentum_factor())
 
 
 def momentums_within(one: Any) -> list[Any]:
-    """Return the momentum variables of the optimizer `one` that contain the learning rate."""
     if not isinstance(one, _WITHIN):
         return []
     name = "momentums" if isinstance(one, keras.optimizers.SGD) else "_momentums"

@@ -63,7 +63,6 @@ def as_it_is(function: Function) -> Function:
 
 
 def watch() -> None:
-    """Let plain tapes and `tf.gradients` mark the gradients that they return."""
     tape, version_1 = tf.GradientTape, tf.compat.v1
     if not hasattr(tape.gradient, _MARK):
         tape.gradient = _marking(tape.gradient)
@@ -121,7 +120,6 @@ class JobTape:
 
 
 def reduce_early(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Return the means of `gradients` over the global batch, before the optimizer gets them."""
     now = training.current()
     means, proceed = now.reduction_of(variables).reduce(gradients, variables, early=True)
     now.reduced_early |= {id(plain(variable)) for variable in variables}

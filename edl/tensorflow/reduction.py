@@ -55,14 +55,11 @@ Array = npt.NDArray[Any]
 
 
 class KerasNoise(NoiseMeter):
-    """A meter of the squared norms of one optimizer's gradients."""
-
     optimizer: Any = None  # of Keras; None if the script has another kind
 
     def show_reduced(
         self, own: Sequence[Any], mean: Sequence[Any], variables: Sequence[Any]
     ) -> None:
-        """Record the norms of a step's gradients: this worker's own, and the job's means."""
         denominators = self._denominators(variables)
         self.show(
             lambda: self._seen(own, denominators),
@@ -130,8 +127,6 @@ END, AGAIN = REDUCED = ("edl_end", "edl_reduce")  # call backs, as the operation
 
 
 class GradientReduction:
-    """The reduction of one `edl.Optimizer`'s gradients over all workers, step by step."""
-
     def __init__(self, worker: Worker, feed: PipelineBatchSource) -> None:
         self._worker = worker
         self._feed = feed
@@ -169,7 +164,6 @@ class GradientReduction:
 
     @property
     def several(self) -> bool:
-        """Whether the script has other optimizers, too."""
         return len(self._worker.loader.engine.parts) > 1
 
     def end_step(self) -> None:
@@ -289,7 +283,6 @@ class GradientReduction:
             return means, tf.logical_or(applies, tf.equal(branch, int(Branch.SHOW)))
 
     def _show_in_graph(self, branch: Any, local: list[Any], means: list[Any]) -> Any:
-        """Add operations to the graph that measure the gradients' norms if the step asks for it."""
         bare = self._without_gradient
         variables = gradient_ops.having(self._variables, bare)
 
@@ -419,7 +412,6 @@ class GradientReduction:
     # --- from Python
 
     def _complete(self, gradients: list[Any]) -> tuple[list[Any], bool]:
-        """Reduce `gradients` eagerly; return the means, and whether to apply them."""
         if self._feed.is_trial:
             return gradients, False
         self._check()
@@ -499,7 +491,6 @@ class GradientReduction:
         return self._reduction.step.state in (StepState.REFUSED, StepState.ENDED)
 
     def _check(self) -> None:
-        """Raise UsageError unless there is a batch whose gradients are yet to be reduced."""
         if self.several:  # each reduction is a step of its own
             parts = self._worker.loader.engine.parts
             if any(each.step.state is StepState.REDUCED for each in parts):
@@ -522,7 +513,6 @@ class GradientReduction:
             )
 
     def _received(self) -> None:
-        """Check that Horovod has reduced all gradients that the graph's operations have sent."""
         failure = gradient_ops.failure()
         if failure is None:
             return

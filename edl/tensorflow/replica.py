@@ -55,7 +55,6 @@ from edl.worker.worker import Worker
 
 
 def size_of(value: Any) -> int | None:
-    """Return the bytes of a variable or an array; None for another value or an unknown shape."""
     if isinstance(value, tf.Variable):
         elements = value.shape.num_elements()
         return None if elements is None else elements * value.dtype.base_dtype.size
@@ -140,7 +139,6 @@ def is_seed(name: str) -> bool:
 
 
 def last_seed() -> int:
-    """Return TensorFlow's global seed, which the script or edl has set last; 0: none was set."""
     return int(context.global_seed() or 0)
 
 
@@ -155,8 +153,6 @@ def set_global_seed(seed: int) -> None:
 
 
 class Seeder:
-    """The generators of TensorFlow and Keras: eager operations, keras.random, and layers."""
-
     def __init__(
         self,
         variables: Callable[[], Iterable[tuple[str, Any]]],
@@ -168,7 +164,6 @@ class Seeder:
         self._job: _JobGenerator | None = None  # stands in for it between steps
 
     def read(self) -> int:
-        """Return TensorFlow's global seed."""
         shared = global_state.get_global_attribute(SHARED)
         if shared is not None:  # in another thread there is none; set_random_seed() makes another
             self._shared = shared
@@ -183,14 +178,12 @@ class Seeder:
         return now._seed, getattr(now, "_rng", None)  # none before the first seed
 
     def restore(self, saved: tuple[Any, Any]) -> None:
-        """Set the state of eager operations, and let keras.random draw by its own generator."""
         now = context.context()
         now._seed, now._rng = saved
         if self._shared is not None:
             vars(self._shared).pop("next", None)
 
     def seed_between(self, seed: int) -> None:
-        """Let eager operations and keras.random draw by `seed`."""
         if self._job is None:
             return
         if self._warms_up():  # eager operations go on where they were: not with the job's numbers
@@ -222,7 +215,6 @@ class _JobGenerator(SeedGenerator):
     seed: int | None = None
 
     def next(self, ordered: bool = True) -> Any:
-        """Return the next seed of an operation."""
         if self.seed is not None:
             with tf.init_scope():
                 self.state.assign(seed_state(self.seed, self.state))
@@ -231,7 +223,6 @@ class _JobGenerator(SeedGenerator):
 
 
 def seed_state(seed: int, state: Any) -> Any:
-    """Return `seed` as a value of the variable `state` of a generator of Keras."""
     return np.array([seed % 2**32, seed >> 32], plain(state).dtype.as_numpy_dtype)
 
 
@@ -264,8 +255,6 @@ NO_VARIABLES = (
 
 
 class TensorFlowReplica(FrameworkReplica):
-    """The variables and tracked objects of this process, which all workers of the job share."""
-
     framework = "tensorflow"
     arrays = TensorFlowArrays()
     misfits = (*FrameworkReplica.misfits, tf.errors.OpError)
@@ -293,7 +282,6 @@ class TensorFlowReplica(FrameworkReplica):
         self.access: VariableAccess = EagerAccess()
 
     def use_session(self, session: tf.compat.v1.Session) -> None:
-        """Read and write the variables in `session` from now on; it holds their values."""
         self.access = SessionAccess(session)
         self._parts.most_groups = SESSION_GROUPS
 
@@ -318,7 +306,6 @@ class TensorFlowReplica(FrameworkReplica):
         return {name: x for name, x in self._tracked.items() if variables_of(x) is None}
 
     def objects_from_gradients(self) -> Mapping[str, Trackable]:
-        """Return the tracked objects, by name, that a script may change by a step's gradients."""
         tracked = {name: variables_of(thing) for name, thing in self._tracked.items()}
         values = {name: _Values(self.access, own) for name, own in tracked.items() if own}
         return {**self.compared_things(), **values}
@@ -339,7 +326,6 @@ class TensorFlowReplica(FrameworkReplica):
         return {"model": model, "optimizer": variables_by_name(optimizer)}
 
     def shapes(self) -> dict[str, str]:
-        """Return the shape of each shared variable as text, such as "(3, 4)"."""
         groups = self.variables()
         return {
             f"{group}/{name}": str(tuple(variable.shape))
@@ -349,7 +335,6 @@ class TensorFlowReplica(FrameworkReplica):
         }
 
     def state(self) -> dict[str, Any]:
-        """Return the present values of all shared variables, and the states of tracked objects."""
         groups = self.variables()
         flat = [variable for group in groups.values() for variable in group.values()]
         values = iter(self.access.read(flat))
@@ -360,7 +345,6 @@ class TensorFlowReplica(FrameworkReplica):
         return state
 
     def compared(self) -> dict[str, Any]:
-        """Return the values that must be equal on all workers, in groups by name."""
         groups: dict[str, Any] = {
             "model": variables_by_name(v for v in self._model() if v.trainable)
         }
@@ -375,7 +359,6 @@ class TensorFlowReplica(FrameworkReplica):
         return {**groups, "tracked": {name: thing.state_dict() for name, thing in things.items()}}
 
     def durable(self) -> dict[str, Any]:
-        """Return what a checkpoint stores, with variables whose values are not read yet."""
         return {
             **self.variables(),
             "tracked": self.states_of_things(),
@@ -396,11 +379,9 @@ class TensorFlowReplica(FrameworkReplica):
         return list(found.values())
 
     def averages(self) -> list[np.ndarray[Any, Any]]:
-        """Return the moving averages of BatchNormalization, in models and tracked objects."""
         return [value.astype(np.float64) for value in self.access.read(self._averages())]
 
     def set_averages(self, means: Sequence[Array]) -> None:
-        """Write `means` into what `averages` has read, in the same order."""
         pairs = zip(self._averages(), means, strict=True)
         self.access.write([(v, mean.astype(v.dtype.as_numpy_dtype)) for v, mean in pairs])
 
@@ -425,7 +406,6 @@ class TensorFlowReplica(FrameworkReplica):
         )
 
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest (CRC-32) of each of `parts`, by the part's name, to compare workers."""
         return digests(self.access, parts)
 
     def rehearse(self) -> None:
@@ -463,7 +443,6 @@ class TensorFlowReplica(FrameworkReplica):
             self.load_things(state["tracked"], receive)
 
     def copied(self, state: dict[str, Any]) -> Any:
-        """Return a copy for checkpoints, in which each array and variable is a blob."""
         leaves: list[Any] = []
         map_leaves(state, lambda value, _: leaves.append(value))
         values = iter(self.access.read([leaf for leaf in leaves if isinstance(leaf, tf.Variable)]))
@@ -474,7 +453,6 @@ class TensorFlowReplica(FrameworkReplica):
         return map_leaves(state, blob)
 
     def uncopied(self, state: Any) -> dict[str, Any]:
-        """Return what `copied` has made with arrays, views of their bytes, in place of blobs."""
         found: dict[str, Any] = map_leaves(state, _from_blob)
         return found
 

@@ -47,8 +47,6 @@ class Columns(Protocol):
 
 
 class ArrayColumn:
-    """A column whose values are an array in memory, one for each index of its first axis."""
-
     def __init__(self, array: Array) -> None:
         if array.ndim == 0:
             raise DataError("a single number is no data set; its first axis must be the samples")
@@ -104,8 +102,6 @@ class LazyColumn:
 
 
 class ListColumn:
-    """A column that is a list of Python values or arrays, which differ in shape if collated."""
-
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = values
 
@@ -152,7 +148,6 @@ def structure_of(source: Any) -> Any:
 
 
 def column_of(part: Any) -> Columns | None:
-    """Return an array, a tensor, a data frame or the like as a column; None for anything else."""
     if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)) or hasattr(part, "toarray"):
         dense = "to_tensor()" if isinstance(part, tf.RaggedTensor) else "tf.sparse.to_dense"
         dense = "toarray()" if hasattr(part, "toarray") else dense
@@ -255,13 +250,11 @@ _BATCHES = (
 
 
 def load_read(stream: ShardReader, collate: Collate | None = None) -> Load:
-    """Return a function that loads a batch of a stream: the arrays of its samples."""
     parse = stream.parse or (lambda sample: sample)
     return lambda batch: _collated([parse(sample) for sample in batch.items], collate)
 
 
 def reader_of(source: Any, collate: Collate | None = None) -> tuple[int, Load]:
-    """Return the number of samples of columns or objects, and a function that loads a batch."""
     if isinstance(source, keras.utils.PyDataset):
         raise DataError(_BATCHES.format(kind=type(source).__name__))
     columns = structure_of(source)
@@ -321,7 +314,6 @@ def _common(spec: Any, batch: Any) -> Any:
 
 
 def check_fits(batch: Any, spec: Any) -> Any:
-    """Return `batch`, which a collate function has made, if it fits `spec`."""
     try:
         wider = _common(spec, batch)
     except (ValueError, TypeError, KeyError) as error:
@@ -335,7 +327,6 @@ def check_fits(batch: Any, spec: Any) -> Any:
 
 
 def cast_like(batch: Any, spec: Any) -> Any:
-    """Return `batch` with each array cast to the type that `spec` has for it."""
     # Samples of Python that happen to be whole numbers make a batch of int64, the next is float64.
     try:
         return _cast(spec, batch)

@@ -79,8 +79,6 @@ LOOP_AFTER_FIT = (
 
 
 class Fits:
-    """The calls of `model.fit` that this process's script has made so far."""
-
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.done: tuple[DoneFit, ...] = ()  # also those that this worker skipped
@@ -91,7 +89,6 @@ class Fits:
         return self.done[-1].until if self.done else 0
 
     def begin(self, first: int) -> None:
-        """Begin a call of `fit`, whose `initial_epoch` is `first`, after the fit before."""
         self.shift = self._before - first
         self._worker.fits.begin(self.done)
 
@@ -140,7 +137,6 @@ class Fits:
         self._worker.fits.pass_over(self.done)
 
     def check_model(self, model: Any, before: Any) -> None:
-        """Refuse a further fit of a `model` that shares no variable with the model `before`."""
         if not self.done or before is None or model is before:
             return
         known = {id(plain(one)) for one in variables_of(before) or []}
@@ -217,7 +213,6 @@ def refuse_stateful(model: Any, shared: bool) -> None:
 
 
 def build_model(model: Any, dataset: Any) -> None:
-    """Create the variables of `model` by a call, unless all of them are there."""
     # A subclassed model may have layers without variables after model.build(), as Keras warns.
     name = type(model).__name__
     if type(model).call is keras.Model.call:  # its train_step calls its layers
@@ -262,8 +257,6 @@ def _lacks_variables(layer: Any) -> bool:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """An optimizer, the model that it trains, and the reduction of its gradients."""
-
     optimizer: Any
     model: Any  # as the script gave it; None: it named none
     reduction: GradientReduction
@@ -286,11 +279,9 @@ class TrainedModel:
         return [variable for variable in found if id(plain(variable)) in reduced]
 
     def known(self) -> list[Any]:
-        """Return a list of the model's variables, and of those that the optimizer was built for."""
         return [*self.variables(), *self.updated()]
 
     def build(self, otherwise: Callable[[], list[Any]]) -> None:
-        """Let an optimizer of Keras create its variables, if it has not yet."""
         if self.optimizer.built:
             return
         variables = otherwise() if self.model is None else self.variables()
@@ -394,7 +385,6 @@ class Training:
         what: str = "edl.Dataset",
         collate: Collate | None = None,
     ) -> Load:
-        """Declare what the job trains on, for the function `what`; return what loads a batch."""
         if self.fits.done:
             raise UsageError(ONE_MODEL_AND_DATA)
         batches = asked_batching(self.worker, what, batch_size, max_global_batch, global_batch)
@@ -472,7 +462,6 @@ class Training:
         return bool(self.fits.done) and not self.fitting and len(self._trained) == 1
 
     def fit_with(self, model: Any) -> None:
-        """Record that `fit` begins to train `model` with its optimizer, maybe another one now."""
         self.fits.check_model(model, self.fitted)
         self.fitted, optimizer = model, model.optimizer
         if self.replaces_optimizer and optimizer is not self._trained[0].optimizer:
@@ -488,7 +477,6 @@ class Training:
             self.metrics.hand_over(self.worker, leaving)
 
     def _resized(self, before: int, now: int) -> None:
-        """Warn if a changed number of workers in the ring changes the global batch."""
         progress = self.worker.loader.progress
         if progress.attached:
             batching = progress.source.batching
@@ -499,7 +487,6 @@ class Training:
             warn_of_a_changed_batch([each.optimizer for each in self._trained], before, now)
 
     def _check_several(self, optimizer: Any, model: Any) -> None:
-        """Raise an error if a script that has an optimizer cannot use `optimizer`, too."""
         self.worker.check_trains()
         refuse_logical(self.worker, "a script with several edl.Optimizers trains")
         if self.tuner is not None:
@@ -528,7 +515,6 @@ class Training:
         return bool(self._trained)
 
     def reduction_of(self, variables: Sequence[Any]) -> GradientReduction:
-        """Return the gradient reduction of the optimizer that trains `variables`."""
         if len(self._trained) < 2:
             return self.reduction
         own = {id(plain(variable)) for variable in variables}
@@ -600,7 +586,6 @@ class Training:
 
     @property
     def is_stream(self) -> bool:
-        """Whether the source is a stream, whose samples have no numbers."""
         return isinstance(self.worker.loader.progress.source, StreamSource)
 
     def batches(self) -> Iterator[Any]:
@@ -611,7 +596,6 @@ class Training:
     # --- a step
 
     def finish_step(self) -> None:
-        """Complete the open step in the ledger, if its gradients are reduced."""
         for each in self._trained:
             each.reduction.raise_pending()
         for each in self._trained:
@@ -698,7 +682,6 @@ def watch_losses() -> None:
 
 
 def why_loss_is_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: bool) -> str | None:
-    """Return why `loss` is no mean over the samples of a batch; None if it may be one."""
     if loss.reduction in ("sum", "none", None):
         if not in_fit:  # a script's own loop may divide the sum
             return None

@@ -164,14 +164,12 @@ def skip_loss_check() -> None:
 
 
 def begin_loop() -> None:
-    """Record the parameter groups and `requires_grad` flags with which the epoch loop begins."""
     # What the script changes before is not sent, because a newcomer's own script does the same.
     if _replica is not None and _of_this_job() is not None:
         _replica.begin()
 
 
 def end_batch() -> None:
-    """End the current batch in all optimizers, before the script gets its next batch."""
     if (optimizers := _of_this_job()) is not None:
         optimizers.end_batch()
 
@@ -215,7 +213,6 @@ def reduce_as_horovod(never_none: Iterable[torch.nn.Parameter]) -> None:
 
 
 def unfinished() -> str:
-    """Return the text of the error for a batch that the script has taken and not trained."""
     if _of_this_job() is None:
         return NO_OPTIMIZER
     return NO_STEP if current_worker().logical else UNFINISHED
@@ -263,7 +260,6 @@ def _see_scaler(
 
 
 def _of_this_job() -> Optimizers | None:
-    """Return the optimizers of the current job; None if the script has made none in it."""
     if _optimizers is None or _optimizers.worker is not current_worker():
         return None  # at a prompt there may be those of an earlier job
     return _optimizers
@@ -279,7 +275,6 @@ def exchange_objects(
     advice: str,
     send: Callable[[bytes], list[bytes]] | None = None,
 ) -> list[Any]:
-    """Return the values of all workers in rank order."""
     answers = [pickle.loads(each) for each in (send or exchange)(pickle.dumps((what, value)))]
     for rank, (theirs, _) in enumerate(answers):
         if theirs != what:
@@ -296,7 +291,6 @@ def exchange_objects(
 def reduced(
     tensors: Sequence[torch.Tensor], operation: str, weights: Sequence[int] = ()
 ) -> torch.Tensor:
-    """Return one tensor made of the tensors of all workers, element by element."""
     if len({tuple(each.shape) for each in tensors}) > 1:
         shapes = ", ".join(str(tuple(each.shape)) for each in tensors)
         raise UsageError(f"the workers reduce tensors of the shapes {shapes}; they must be equal")
@@ -371,7 +365,6 @@ def sync_metrics(metrics: torch.nn.Module) -> None:
 
 
 def is_metric(module: torch.nn.Module) -> bool:
-    """Return whether `module` is a metric of torchmetrics."""
     return hasattr(module, "_sync_dist") and hasattr(module, "_reductions")
 
 
@@ -386,7 +379,6 @@ def _sync(metric: Any, *_: Any, **__: Any) -> None:
 
 
 def reduced_state(values: Sequence[Any], reduction: Callable[[Any], Any] | None) -> Any:
-    """Return the values of one state on all workers, reduced as torchmetrics reduces them."""
     if isinstance(values[0], list):
         together = [item for each in values for item in each]
         return reduction(together) if together and reduction is not None else together
@@ -395,7 +387,6 @@ def reduced_state(values: Sequence[Any], reduction: Callable[[Any], Any] | None)
 
 
 def _moved(value: Any, device: Any) -> Any:
-    """Return `value` with all tensors in its lists and dicts on `device`."""
     if isinstance(value, torch.Tensor):
         return value.detach().to(device)
     if isinstance(value, dict):
@@ -435,7 +426,6 @@ def gather_each(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
 def tensors_of_all(
     tensor: torch.Tensor, exchange: Callable[[bytes], list[bytes]] | None = None
 ) -> list[torch.Tensor]:
-    """Return the tensors of all workers in rank order, as `gather_each` does."""
     own = np.frombuffer(str(tensor.dtype).encode(), dtype=np.uint8)
     found = gather_arrays({"": _array(tensor), "type": own}, empty_fits=True, exchange=exchange)
     names = [each["type"].tobytes().decode() for each in found if each[""].size]

@@ -33,7 +33,6 @@ from edl.worker.activity import waits
 
 
 def gpu_of_slot() -> torch.device:
-    """Return the GPU with the number of this worker's slot on its host, for all adapters."""
     # If the job is limited to some devices, the agent has numbered the visible ones by slots.
     slot, count = process.local_rank(), torch.cuda.device_count()
     if slot >= count:  # NCCL refuses two workers on one GPU; by Gloo they would share its memory
@@ -75,7 +74,6 @@ class TorchCollectives:
     """The allgather and broadcast of edl's own messages, by Horovod's PyTorch binding."""
 
     def init(self) -> None:
-        """Call `hvd.init()`, which builds the ring that the HOROVOD_... variables describe."""
         try:
             call_init(hvd.init)
         except (HorovodInternalError, ValueError, RuntimeError) as error:
@@ -84,11 +82,9 @@ class TorchCollectives:
         atexit.unregister(hvd.shutdown)
 
     def shutdown(self) -> None:
-        """Leave the ring by `hvd.shutdown()`, which ends the ring for all its workers."""
         hvd.shutdown()
 
     def allgather_start(self, row: Table, name: str, same_shape: bool = False) -> Any:
-        """Start to send the rows `row` to all workers, without waiting for theirs."""
         size, rows = hvd.size(), len(row)
         if not (same_shape and hvd.local_size() == size):
             return guarded(hvd.allgather_async, torch.from_numpy(row), name=name)
@@ -100,13 +96,10 @@ class TorchCollectives:
         return average_start(rows_of_all, rows_of_all, name, "sum")
 
     def allgather_finish(self, handle: Any) -> Table:
-        """Wait for the allgather of `handle`; return the rows of all workers in rank order."""
         rows: Table = guarded(_synchronize, handle).numpy()
         return rows
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
-        """Return the `payload` of rank `root`; those of the other workers are ignored."""
-
         def broadcast(data: bytearray, piece: str) -> bytearray:
             return self._broadcast(data, root, piece)
 
@@ -146,7 +139,6 @@ def average_start(
 
 @waits(FOR_GRADIENTS)
 def finish(handle: int) -> torch.Tensor:
-    """Wait for the collective of `handle`, and return its output tensor."""
     output: torch.Tensor = guarded(_synchronize, handle)
     return output
 

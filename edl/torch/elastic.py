@@ -327,7 +327,6 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _parameters(thing: Any) -> Iterator[torch.Tensor]:
-    """Yield the parameters of `thing`, a model or an optimizer; nothing for any other object."""
     if isinstance(thing, torch.nn.Module):
         yield from thing.parameters()
     elif isinstance(thing, torch.optim.Optimizer):

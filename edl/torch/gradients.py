@@ -63,17 +63,14 @@ class Accumulation:
 
     @property
     def adds_up(self) -> bool:
-        """Whether the current or next backward pass only adds to the gradients, and sends none."""
         return self._no_sync or self._left > 1 or self.is_between_microbatches
 
     @property
     def is_between_microbatches(self) -> bool:
-        """Whether more microbatches of the current batch follow, so that no update is made yet."""
         return self._worker.loader.open and self._worker.loader.engine.batches.pieces_left > 0
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let backward passes in the `with` block add to the local gradients, and send none."""
         self.expected = True
         self.expect_microbatches()
         self.watch_all()
@@ -142,7 +139,6 @@ class Accumulation:
                 parameter.grad = self._zeros[kind][:size].view(parameter.shape)
 
     def drop_zeros(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Drop what `put_zeros` has set, and what the script has made of it."""
         if self._has_put_zeros:
             self._has_put_zeros = False
             for parameter in parameters:
@@ -151,7 +147,6 @@ class Accumulation:
     # --- what the passes add
 
     def watch(self, parameter: torch.nn.Parameter, begin: Callable[[], None]) -> Contribution:
-        """Register `parameter`, so that each addition to its gradient can be weighted."""
         part = Contribution(parameter, begin)
         self._parts.append(part)
         if self.is_watched:
@@ -159,7 +154,6 @@ class Accumulation:
         return part
 
     def watch_all(self) -> None:
-        """Set the hooks that weight additions to the gradients of all registered parameters."""
         if not self.is_watched:
             self.is_watched = True
             for part in self._parts:
@@ -187,7 +181,6 @@ class Accumulation:
     def _weigh(
         self, part: Contribution, computed: torch.Tensor | None
     ) -> tuple[torch.Tensor] | None:
-        """Weight a gradient that autograd is about to add; autograd calls this as a hook."""
         part.begin()
         part.weighted_in, part.is_padding = self.passes, False
         weight = self._weight()
@@ -215,7 +208,6 @@ ONE_UPDATE = "a script that makes one update with each batch"
 
 
 def in_microbatches(worker: Worker) -> bool:
-    """Return whether the loader of `worker` splits batches into microbatches."""
     progress = worker.loader.progress
     return progress.attached and progress.source.batching.micro_batch > 0
 
@@ -260,7 +252,6 @@ class BackwardEnd:
         self._expected_in = -1
 
     def expect(self) -> None:
-        """Request a call of `ended()` at the end of the current backward pass."""
         if (this_pass := _current_pass()) != self._expected_in:
             self._expected_in = this_pass
             _ENGINE.queue_callback(_Pass(self))
@@ -409,7 +400,6 @@ class Gradient:
             self._refuse()
 
     def refuse_mixed(self, step: int) -> None:
-        """Raise UsageError if the gradient is, or includes, one of a step before `step`."""
         gradient = self.parameter.grad
         if gradient is None or (self.is_mixed and not gradient.any()):
             self.is_mixed = False
@@ -434,7 +424,6 @@ class Gradient:
             self.left, self.left_version = weakref.ref(gradient), gradient._version
 
     def check_unchanged(self) -> None:
-        """Check that the script left the local gradient as it was since its allreduce began."""
         flight, local = self.pending, self.parameter.grad
         assert flight is not None
         version = 0 if local is None else local._version
@@ -478,7 +467,6 @@ class Gradient:
     # --- with several optimizers: a backward pass may add to a gradient that is the mean already
 
     def become_mean(self, mean: torch.Tensor, step: int) -> None:
-        """Set the parameter's gradient to `mean`, and keep the local gradient in `local`."""
         if self.computed != step:  # this worker has not: it may be left of an earlier step
             self.is_mixed = self.is_leftover() or (self.is_mixed and not self._is_forgotten())
         self.local, self.parameter.grad, self.mean_in = self.parameter.grad, mean, step
@@ -499,7 +487,6 @@ class Gradient:
             self.parameter.grad, self.local, self.mean_in = self.forgotten, None, -1
 
     def refuse_changed(self, step: int) -> None:
-        """Raise UsageError if the script has changed the gradient since it became the mean."""
         # If the ring broke later, the local gradient would be reduced again, without the change.
         if self.mean_in == step and not self.is_leftover() and not self._is_forgotten():
             raise UsageError(
@@ -525,7 +512,6 @@ class Gradient:
 
 
 def not_finite(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return whether any of `gradients` has an inf or a nan, as a 0-d tensor of bool."""
     finite = [gradient.isfinite().all() for gradient in gradients]
     return ~torch.stack([each.to(finite[0].device) for each in finite]).all()
 
@@ -542,8 +528,6 @@ PRESENT = "edl.present"  # the collective that says which parameters have a grad
 
 
 class PendingAllreduces:
-    """The allreduces of one optimizer's gradients that were started and are not complete yet."""
-
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._gradients: list[Gradient] = []
@@ -592,14 +576,12 @@ class PendingAllreduces:
         return found, is_void  # void: all are sent once more, when these are averaged
 
     def wait(self, gradient: Gradient) -> torch.Tensor:
-        """Wait for the allreduce of `gradient`, which was sent, and return the average."""
         assert gradient.pending is not None
         flight = gradient.pending
         average = self._wait(flight.handle)
         return torch.view_as_complex(average) if flight.sent.is_complex() else average
 
     def all_done(self) -> None:
-        """Clear the list of sent gradients, after the averages of all were received."""
         self._gradients.clear()
         self.is_void = False
 

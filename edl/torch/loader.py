@@ -88,14 +88,12 @@ class Items(list[Any]):
 
     @classmethod
     def of(cls, items: list[Any], epoch_seed: int, keys: Sequence[int]) -> Items:
-        """Return `items` with their seeds."""
         made = cls(items)
         made.epoch_seed, made.keys = epoch_seed, keys
         return made
 
 
 def seed_all(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and PyTorch with `seed`."""
     seed_python(seed)
     for generator in torch_generators():
         generator.manual_seed(seed)
@@ -103,7 +101,6 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def generators_aside() -> Iterator[None]:
-    """Save the random generators at the start of the `with` block, and restore them at its end."""
     python, numpy_ = random.getstate(), _global.get_bit_generator()
     before = [(generator, generator.get_state()) for generator in torch_generators()]
     _global.set_bit_generator(_aside)
@@ -141,8 +138,6 @@ def reads_batches(dataset: Any) -> bool:
 
 
 class Seeded(torch.utils.data.Dataset[Any]):
-    """A data set that seeds the random generators before it reads a sample of another data set."""
-
     def __init__(self, dataset: Any, in_thread: bool) -> None:
         vars(self).update(dataset=dataset, in_thread=in_thread)
 
@@ -198,7 +193,6 @@ class SeededCollate:
         self._collate, self._in_thread = collate, in_thread
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Return the batch of `samples`."""
         if not self._in_thread:
             seed_all(_LastSeed.batch)
             return self._collate(samples)
@@ -223,7 +217,6 @@ class PaddingData:
         self._tensors: list[tuple[torch.Tensor, object]] | None = None  # None: no data are kept
 
     def keep(self, data: Any) -> None:
-        """Keep `data`, a batch that the script is about to get."""
         self._tensors = []
         self._kept = self._copied(data, self._tensors)
 
@@ -270,7 +263,6 @@ PASSED_ON = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multipro
 
 
 def is_shuffled(loader: TorchDataLoader[Any]) -> bool:
-    """Return whether `loader` was made with `shuffle=True`, as a loader of training data is."""
     return isinstance(loader.sampler, RandomSampler)
 
 
@@ -283,7 +275,6 @@ def seed_of_order(seed: int | None, generator: Any, shuffle: bool) -> int:
 
 
 def training_options(loader: TorchDataLoader[Any]) -> dict[str, Any]:
-    """Return the arguments of `edl.torch.DataLoader` for the data and options of `loader`."""
     _refuse(loader)
     options: dict[str, Any] = {name: getattr(loader, name) for name in PASSED_ON}
     options |= {
@@ -302,7 +293,6 @@ def training_options(loader: TorchDataLoader[Any]) -> dict[str, Any]:
 
 
 def _refuse(loader: TorchDataLoader[Any]) -> None:
-    """Raise UsageError for options of `loader` that would decide who trains which sample."""
     if type(loader.batch_sampler) is not BatchSampler:
         why = "a batch sampler of its own" if loader.batch_sampler else "no batch_size"
         raise UsageError(f"the training loader has {why}; {INSTEAD}")
@@ -332,13 +322,11 @@ Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def send_small_tensors_by_value() -> None:
-    """Let this process send tensors of up to `MOST_BYTES` by value through its queues."""
     # The receiver's memory is its own, shared neither with the sender nor with another tensor.
     ForkingPickler.register(torch.Tensor, _reduced)
 
 
 def _reduced(tensor: torch.Tensor) -> Reduced:
-    """Return a function and its arguments that make `tensor` again in the receiving process."""
     if not (_is_plain(tensor) and 0 < tensor.nbytes <= MOST_BYTES):
         reduced: Reduced = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
         return reduced
@@ -392,8 +380,6 @@ _TYPES = {
 
 
 class TensorRows(torch.utils.data.Dataset[Any]):
-    """A data set for PyTorch's loader that reads the samples of another one a batch at once."""
-
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
@@ -412,14 +398,12 @@ class TensorRows(torch.utils.data.Dataset[Any]):
 
 
 def is_of_tensors(dataset: Any) -> bool:
-    """Return whether `dataset` is a TensorDataset, or a Subset of one (`random_split`)."""
     if type(dataset) is Subset:
         dataset = dataset.dataset
     return type(dataset) is TensorDataset
 
 
 def as_read(batch: Any) -> Any:
-    """Return `batch`: the collate function of a loader whose data set reads whole batches."""
     return batch
 
 
@@ -450,7 +434,6 @@ PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its p
 
 
 def forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
-    """Return whether `loader` starts its processes by forking this process."""
     context = loader.multiprocessing_context or multiprocessing
     return loader.num_workers > 0 and context.get_start_method() == "fork"
 
@@ -468,7 +451,6 @@ class LoaderProcessInit:
         self._then = then
 
     def __call__(self, number: int) -> None:
-        """Begin the loader process `number`, which ends with the trainer."""
         parent = os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         worker = multiprocessing.parent_process()  # the trainer; getppid() may be a fork server
@@ -499,8 +481,6 @@ _NONE = object()  # stands for "no batch"; None may be the result of a collate_f
 
 
 class LoaderBatchSource:
-    """A source of this worker's batches: formed from its leases, loaded by PyTorch's loader."""
-
     def __init__(
         self,
         worker: Worker,
@@ -551,7 +531,6 @@ class LoaderBatchSource:
         return self.pad(), True
 
     def pad(self) -> Batch:
-        """Return a padding batch for the open step, and put its data into `data`."""
         self.data = self._padding.take()
         return self._worker.loader.sampler.warm_up()
 
@@ -569,7 +548,6 @@ class LoaderBatchSource:
         return worker.warming_up or worker.loader.sampler.has_more(worker.loader.ledger)
 
     def _open(self) -> Iterator[Any]:
-        """Start PyTorch's loader with its processes, and return its iterator over batches."""
         # Those of this epoch are used again: the loader is started whenever new leases have come.
         if not self._keeps_processes and self._opened_in != self._worker.loader.epoch:
             self._end_processes()
@@ -597,7 +575,6 @@ class LoaderBatchSource:
             raise DataError(sentence.strip()) from error
 
     def _form(self) -> Batch | None:
-        """Form the next batch to load, from the leases; for a newcomer, the one of its warm-up."""
         if self._first is not None and not self._first.may_form():
             return None
         worker = self._worker
@@ -610,7 +587,6 @@ class LoaderBatchSource:
         return batch
 
     def _any_data(self) -> Any:
-        """Load a batch of the epoch's first samples, for padding where no data are kept."""
         items = self._as_sent(self._worker.loader.sampler.warm_up())
         dataset: Any = self._loader.dataset
         collate = self._loader.collate_fn
@@ -621,8 +597,6 @@ class LoaderBatchSource:
 
 
 class Leases(torch.utils.data.Sampler[list[Any]]):
-    """The batch sampler of PyTorch's loader, which yields batches while the leases have samples."""
-
     def __init__(self, form: Callable[[], Batch | None], as_sent: Callable[[Batch], Items]) -> None:
         self._form = form
         self._as_sent = as_sent
@@ -918,7 +892,6 @@ class _Parsed(torch.utils.data.Dataset[Any]):
         self.is_packed = is_packed
 
     def pack(self, read: list[Any]) -> list[Any]:
-        """Return the samples `read` of one batch in the form in which the loader gets them."""
         if not self.is_packed:
             return read
         try:
@@ -937,7 +910,6 @@ class _Parsed(torch.utils.data.Dataset[Any]):
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Refuse arguments of PyTorch's loader that would change which samples a worker trains."""
     for name in ("sampler", "batch_sampler"):
         if options.get(name) is not None:
             raise UsageError(

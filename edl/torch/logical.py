@@ -71,13 +71,10 @@ class _Slice(NamedTuple):
         return self.end - self.begin
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return these elements of the row `flat`."""
         return flat if self.size == flat.numel() else flat[self.begin : self.end]
 
 
 class Tensors:
-    """The tensors of PyTorch as `ArrayKind`."""
-
     def __init__(self) -> None:
         self._memory: torch.Tensor | None = None  # kept: to allocate takes as long as to add up
 
@@ -111,7 +108,6 @@ class Tensors:
         return sums
 
     def means(self, rows: Sequence[Summands], sums: torch.Tensor) -> list[torch.Tensor]:
-        """Return the mean of each row, in the memory of its first summand if that fits."""
         found = [_mean_memory(row) for row in rows]
         flats = [_flat(mean) for mean in found]
         if is_launched(sums.device):
@@ -126,7 +122,6 @@ class Tensors:
         return found
 
     def _sums(self, size: int, rows: Sequence[Summands]) -> torch.Tensor:
-        """Return memory for sums of `size` elements."""
         device = rows[0].target.device if rows else torch.device("cpu")
         sums = self._memory
         if sums is None or sums.numel() != size or sums.device != device:
@@ -140,7 +135,6 @@ def _add_up_together(
     sums: torch.Tensor,
     scratch: torch.Tensor,
 ) -> None:
-    """Set `sums` to the sums of all rows, each of whose summands is rounded by its constant."""
     begin = 0
     for batch, summands in _with_summands(rows, max(1, len(scratch))):
         sizes = [each.size for each in batch]
@@ -181,7 +175,6 @@ def _add_batch(
 def _divide_together(
     rows: Sequence[Summands], sums: torch.Tensor, flats: Sequence[torch.Tensor]
 ) -> None:
-    """Set the tensors `flats` to `sums` divided by the divisors of their rows."""
     begin = 0
     sizes = [flat.numel() for flat in flats]
     for divisor, run in groupby(zip(rows, sizes, strict=True), lambda each: each[0].divisor):
@@ -325,8 +318,6 @@ SMALL = 1 << 20  # elements; a larger buffer seldom changes, and to keep it take
 
 
 class _Buffer(NamedTuple):
-    """A buffer of a module, and a copy of its values at the beginning of the step."""
-
     path: str
     module: torch.nn.Module
     name: str
@@ -359,7 +350,6 @@ class _GpuBuffers:
         self.copies = self._divide(self._before)
 
     def end_piece(self, counts: bool) -> list[torch.Tensor]:
-        """Set the buffers to the copies, and return the values that they had."""
         values = self._values()
         with torch.no_grad():
             torch._foreach_copy_([*self._buffers], self.copies)
@@ -383,8 +373,6 @@ class _GpuBuffers:
 
 
 class LogicalBuffers:
-    """The buffers of a model in a step of logical workers."""
-
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._before: list[_Buffer] = []
@@ -393,7 +381,6 @@ class LogicalBuffers:
         self._changed: set[int] = set()  # the indices of what some pass has changed for certain
 
     def begin_step(self) -> None:
-        """Keep a copy of all buffers, with which each logical worker of the step begins."""
         known: dict[int, tuple[str, torch.nn.Module, str, torch.Tensor]] = {}
         for path, module in self._model.named_modules():
             for name, buffer in module._buffers.items():
@@ -417,7 +404,6 @@ class LogicalBuffers:
 
     @property
     def names(self) -> list[str]:
-        """A description of each buffer of the step, by its name in the model."""
         return [f"the buffer {each.path}" for each in self._before]
 
     def end_piece(self, counts: bool) -> list[torch.Tensor]:
@@ -441,7 +427,6 @@ class LogicalBuffers:
         return [each.copy if one is None else one for each, one in pairs]
 
     def summands(self, pieces: int) -> Iterator[Summands]:
-        """Yield for each buffer what this worker adds to its mean."""
         changed = self._changed | self._compared()
         for index, (_, _, _, buffer, copy) in enumerate(self._before):
             after = [one[index] for one in self._after]
@@ -449,7 +434,6 @@ class LogicalBuffers:
             yield Summands(buffer, own, float(pieces), index in changed, copy)
 
     def _compared(self) -> set[int]:
-        """Return the indices of the small buffers on a GPU that some pass has changed."""
         order, changes = [], []
         for indices, together in self._gpu:
             if found := together.changes():
@@ -503,7 +487,6 @@ THREADS_DIFFER = (
 
 
 def arithmetic() -> Arithmetic:
-    """Return what the last bits of this process' results depend on."""
     cuda: Any = torch.cuda
     return Arithmetic(torch.get_num_threads(), _instructions(cuda.is_initialized()))
 
@@ -521,8 +504,6 @@ def _instructions(on_gpu: bool) -> str:
 
 
 class Means(NamedTuple):
-    """The result of a step of all logical workers."""
-
     gradients: list[tuple[Gradient, torch.Tensor]]  # that some logical worker has, and the means
     buffers: list[tuple[torch.Tensor, torch.Tensor]]  # that some pass has changed, and the means
 
@@ -549,7 +530,6 @@ class LogicalSums:
         self._audit = ExactAudit(worker)
 
     def begin_piece(self, step: int, seed: int) -> None:
-        """Prepare for the pass of one logical worker."""
         if self.unstepped == step:
             raise UsageError(NO_STEP)
         self._passed = 0
@@ -575,7 +555,6 @@ class LogicalSums:
         return self._passed < self._passes
 
     def end_batch(self, gradients: Sequence[Gradient]) -> None:
-        """Note that the script has called `optimizer.step()`, or what stands for it."""
         self.unstepped = -1
         self.end_piece(gradients)
 
@@ -622,7 +601,6 @@ class LogicalSums:
         self._options.check(step, options, self._worker.step)
 
     def clear(self) -> None:
-        """Drop all gradients, at the end of the step."""
         self._kept.clear()
         self._step, self._in_piece = -1, False
 
@@ -667,13 +645,11 @@ class LogicalSums:
     def _digests(
         self, found: Sequence[tuple[Gradient, torch.Tensor]], buffers: Sequence[torch.Tensor]
     ) -> dict[str, int]:
-        """Return the digests of gradients and of all buffers after a pass, by their names."""
         values = [(_name(gradient), own) for gradient, own in found]
         values += zip(self._buffers.names, buffers, strict=True)
         return digests(ByteRange(name, one, 0, size_of(one) or 0, True) for name, one in values)
 
     def _together(self, summed: Any, kind: str) -> Any:
-        """Return the element-wise sum or largest of all workers' `summed`, which is overwritten."""
         tensor = torch.tensor(summed, dtype=torch.float64) if isinstance(summed, list) else summed
         try:
             name = f"edl.logical.{kind}{self._suffix}"

@@ -48,7 +48,6 @@ class LossLook:
         self._plain: Callable[..., None] = torch.autograd.backward
 
     def begin(self) -> None:
-        """Replace `torch.autograd.backward` by a function that checks the losses first."""
         if not self._worker.is_shared:
             return
         self._plain = torch.autograd.backward
@@ -92,7 +91,6 @@ class LossLook:
         return None
 
     def why_no_mean(self, loss: torch.Tensor, samples: int) -> str | None:
-        """Return a text that says why `loss` is no mean over the samples of its batch."""
         for number, term in enumerate(terms_of(loss, samples)):
             key = f"{number}.{term.name}"
             # The divisor of a mean over the samples grows with their number.
@@ -103,7 +101,6 @@ class LossLook:
 
 
 def terms_of(loss: torch.Tensor, samples: int) -> Iterator[LossTerm]:
-    """Yield those terms of `loss` that may be no mean over the `samples` of its batch."""
     # each node, what its result is divided by, and the product of the factors below 1
     waiting: list[tuple[Any, float, float]] = [(loss.grad_fn, 1.0, 1.0)]
     for _ in range(DEEPEST):
@@ -125,7 +122,6 @@ def terms_of(loss: torch.Tensor, samples: int) -> Iterator[LossTerm]:
 
 
 def _term(node: Any, kind: str, samples: int, divisor: float, factor: float) -> LossTerm | None:
-    """Return the term of a loss that `node` computes from a batch."""
     reduction = getattr(node, "_saved_reduction", NOTHING)
     if kind == "Sum":
         reduction = SUM

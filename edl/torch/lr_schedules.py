@@ -98,13 +98,10 @@ def _skip_if(kind: type, name: str, skips: Callable[[], bool]) -> None:
 
 
 class Schedulers:
-    """The LR schedulers of the optimizers given to `add`, in the order of their creation."""
-
     def __init__(self) -> None:
         self._optimizers: list[torch.optim.Optimizer] = []
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """Include the schedulers of `optimizer`, also those that the script makes later."""
         self._optimizers.append(optimizer)
 
     def states(self, but: Collection[Any]) -> list[dict[str, Any]]:
@@ -144,7 +141,6 @@ class Schedulers:
 
 
 def schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
-    """Return the LR schedulers that the script has made for `optimizer` and not deleted."""
     optimizers = {id(one) for one in with_inner_optimizers(optimizer)}
     return [one for one in _alive() if id(getattr(one, "optimizer", None)) in optimizers]
 
@@ -155,7 +151,6 @@ def step_values(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 def warn_of_counted_steps(epochs: int) -> None:
-    """Warn once of each OneCycleLR that counts steps and not epochs."""
     for scheduler in _alive():
         if not isinstance(scheduler, OneCycleLR) or scheduler.total_steps <= epochs:
             continue
@@ -198,7 +193,6 @@ def go_on(scheduler: LRScheduler, steps_before: int, interval: Sequence[Any] | N
 
 
 def interval_of(scheduler: LRScheduler) -> StepInterval | None:
-    """Return after how many samples `scheduler` makes a step; None if it has no such number."""
     return _intervals.get(scheduler)
 
 
@@ -208,12 +202,10 @@ def has_own_function(scheduler: LRScheduler) -> bool:
 
 
 def steps_before_samples(scheduler: LRScheduler) -> int:
-    """Return how many steps `scheduler` had made before the job's first sample."""
     return _counting_samples.get(scheduler, 0)
 
 
 def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
-    """Log a warning for each LR scheduler that counts steps, after the global batch has changed."""
     alive = _alive()
     parts = {id(part) for one in alive for part in getattr(one, "_schedulers", ())}
     for scheduler in alive:
@@ -234,7 +226,6 @@ def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
 
 
 def step_count(scheduler: LRScheduler) -> int:
-    """Return how many steps `scheduler` has made, by its `last_epoch`."""
     while isinstance(scheduler, ChainedScheduler):
         scheduler = scheduler._schedulers[0]
     return int(scheduler.last_epoch)
@@ -251,12 +242,10 @@ def _portable(state: dict[str, Any]) -> Any:
 
 
 def savable(states: list[dict[str, Any]]) -> Any:
-    """Return what `Schedulers.states` has returned in a form that a checkpoint can hold."""
     return map_leaves(states, lambda leaf, _: leaf if can_save(leaf) else STAYS)
 
 
 def load_scheduler(scheduler: LRScheduler, state: Any) -> None:
-    """Load `state`, of a scheduler of the same class in the job, into `scheduler`."""
     scheduler.load_state_dict(_overlaid(scheduler.state_dict(), state))
     _step_values.pop(scheduler, None)  # a newcomer's warm-up had another model
 
@@ -278,7 +267,6 @@ def _overlaid(mine: Any, theirs: Any) -> Any:
 
 
 def _has_marker(state: Any) -> bool:
-    """Return whether `state` is the marker of a value that was not sent, or has one inside."""
     if isinstance(state, dict):
         return any(map(_has_marker, state.values()))
     if isinstance(state, list | tuple):
@@ -359,7 +347,6 @@ class LRSchedule(LRScheduler):
         return state
 
     def _set(self, update: Update) -> None:
-        """Set the rate of each parameter group for `update`, the record of the next update."""
         scaling = self.scaling
         factor = 1.0
         if scaling is not None:
@@ -391,7 +378,6 @@ class LRSchedule(LRScheduler):
         self.schedules += self.schedules[:1] * lacking
 
     def _ratio(self, rate: float, number: int) -> float:
-        """Return the factor of parameter group `number` by which its schedule is multiplied."""
         if not self._keeps_ratios or rate == self._first_rate:
             return 1.0
         if self._first_rate == 0:
@@ -406,7 +392,6 @@ class LRSchedule(LRScheduler):
 def refuse_changed_groups(
     optimizer: torch.optim.Optimizer, count: int, scheduler: str, may_grow: bool = False
 ) -> None:
-    """Raise UsageError if `optimizer` does not have `count` parameter groups any more."""
     now = len(optimizer.param_groups)
     if now < count or (now > count and not may_grow):
         instead = "freeze parameters with requires_grad_(False) in place of removing their group"
@@ -436,7 +421,6 @@ def follow_policy(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_schedulers() -> None:
-    """Check that the script has no LR scheduler where the job's policy sets the rate."""
     for mine in _of_policy:
         if others := [one for one in schedulers_of(mine.optimizer) if one is not mine]:
             raise UsageError(BOTH.format(kind=type(others[0]).__name__))
@@ -477,7 +461,6 @@ class InSamples:
         return interval
 
     def steps_of(self, samples: int) -> int:
-        """Return how many steps the scheduler has made when the job has trained `samples`."""
         return steps_before_samples(self.scheduler) + self._step_interval.steps(samples)
 
     def _advance(self, update: Update) -> None:
@@ -491,7 +474,6 @@ class InSamples:
             scheduler.step()
 
     def release(self) -> LRScheduler:
-        """Return the wrapped scheduler, which edl does not advance any more: it counts steps."""
         self._hook.remove()
         counts_steps(self.scheduler)
         return self.scheduler
@@ -501,11 +483,9 @@ class InSamples:
         self._advance_to(current_worker().loader.progress.trained)
 
     def get_last_lr(self) -> list[float | torch.Tensor]:
-        """Return the last learning rate of each parameter group in the wrapped scheduler."""
         return self.scheduler.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the wrapped scheduler, with what its steps mean in samples."""
         return {
             **self.scheduler.state_dict(),
             BEFORE: steps_before_samples(self.scheduler),

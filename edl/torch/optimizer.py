@@ -119,7 +119,6 @@ def _refuse_other_exchange(model: torch.nn.Module) -> None:
 
 
 def _refuse_unlike(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
-    """Raise UsageError for what depends on how many logical workers train at once."""
     if inner_optimizers(optimizer):
         raise UsageError(
             f"{type(optimizer).__name__} wraps another optimizer, and may change weights at each "

@@ -58,7 +58,6 @@ def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, 
 
 
 def extra_states(model: torch.nn.Module) -> dict[str, Any]:
-    """Return what `get_extra_state()` of the modules of `model` returns, by the module's name."""
     return {
         name: state
         for name, module in _with_extra_state(model)
@@ -73,12 +72,10 @@ def load_extra_states(model: torch.nn.Module, states: Mapping[str, Any]) -> None
 
 
 def is_portable(value: Any) -> bool:
-    """Return whether `value` has only parts that workers send each other."""
     return _all_leaves(value, lambda leaf: isinstance(leaf, _PORTABLE))
 
 
 def can_save(value: Any) -> bool:
-    """Return whether `value` has only parts that a checkpoint file can hold."""
     return _all_leaves(value, lambda leaf: isinstance(leaf, torch.Tensor) or can_hold(leaf))
 
 
@@ -88,7 +85,6 @@ def plain_name(name: str) -> str:
 
 
 def with_plain_names(state: Any) -> Any:
-    """Return nested dicts and lists with plain names in place of all texts, keys and values."""
     # An earlier edl has written the names of a compiled model into its checkpoints.
     if isinstance(state, str):
         return plain_name(state)
@@ -106,7 +102,6 @@ def _with_extra_state(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Mo
 
 
 def _all_leaves(value: Any, test: Callable[[Any], bool]) -> bool:
-    """Return whether `test` is true for everything in the containers `value`."""
     odd: list[Any] = []
 
     def note(leaf: Any, _where: str) -> None:
@@ -151,7 +146,6 @@ Names = list[list[str]]  # of the parameters of each group
 def optimizer_parameters(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module
 ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Yield the name and the object of each parameter of `optimizer`, group by group."""
     names = {parameter: plain_name(name) for name, parameter in model.named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, parameter in enumerate(parameters):
@@ -159,8 +153,6 @@ def optimizer_parameters(
 
 
 class ParameterGroups:
-    """The parameter groups of one optimizer; `follow` makes them equal to the job's."""
-
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
         self._optimizer, self._model = optimizer, model
         self._at_start: Names | None = None
@@ -168,7 +160,6 @@ class ParameterGroups:
 
     @property
     def names(self) -> Names:
-        """The names of the parameters in each present group of the optimizer."""
         named = optimizer_parameters(self._optimizer, self._model)
         return [[next(named)[0] for _ in each["params"]] for each in self._optimizer.param_groups]
 
@@ -178,7 +169,6 @@ class ParameterGroups:
             self._at_start = self.names
 
     def state(self) -> dict[str, Names]:
-        """Return the parameter names of each group, at present and when the epoch loop began."""
         self.begin()
         assert self._at_start is not None
         return {"now": self.names, "at_start": self._at_start}
@@ -230,7 +220,6 @@ class ParameterGroups:
         self._received.append(parameters)
 
     def _add(self, group: dict[str, Any]) -> None:
-        """Add the parameter group `group`, unless it came with the job's state already."""
         given = group["params"]
         given = [given] if isinstance(given, torch.Tensor) else [*given]
         tensors = {one[1] if isinstance(one, tuple) else one for one in given}
@@ -244,18 +233,14 @@ class ParameterGroups:
 
 
 class Flags:
-    """A record of the `requires_grad` flags with which the script's epoch loop began."""
-
     def __init__(self) -> None:
         self._at_start: dict[str, bool] = {}
 
     def begin(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Record the `requires_grad` flags with which the script's epoch loop begins."""
         for name, parameter in parameters.items():
             self._at_start.setdefault(name, parameter.requires_grad)
 
     def changed(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, bool]:
-        """Return the present `requires_grad` flags that the loop has changed, by parameter name."""
         self.begin(parameters)
         return {
             name: parameter.requires_grad
@@ -264,7 +249,6 @@ class Flags:
         }
 
     def follow(self, parameters: Mapping[str, torch.Tensor], changed: Mapping[str, bool]) -> None:
-        """Set the `requires_grad` flags of `parameters` to those of the job."""
         self.begin(parameters)
         for name, parameter in parameters.items():
             wanted = changed.get(name, self._at_start[name])
@@ -301,7 +285,6 @@ def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
 
 
 def with_inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
-    """Return `optimizer` and all optimizers inside of it: those it wraps, and those in these."""
     found = [optimizer]
     for one in found:  # which grows
         known = {id(each) for each in found}
@@ -424,7 +407,6 @@ def keeps_tensors(optimizer: Optimizer) -> bool:
 
 
 def copied_for_step(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of `state` that a `step()` without gradients does not change."""
     if not keeps_tensors(optimizer):
         return copy.deepcopy(state)
     shared: dict[str, Any] = map_leaves(state, lambda value, _: value)
@@ -477,12 +459,10 @@ def _put_back_converted(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 
 def same_kind(own: torch.Tensor, sent: torch.Tensor) -> bool:
-    """Return whether two tensors have the same dtype and are on devices of the same type."""
     return (own.dtype, own.device.type) == (sent.dtype, sent.device.type)
 
 
 def _write(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Write `state` into `param_groups` and `state` of an optimizer, in place."""
     parameters: list[torch.Tensor] = []
     for mine, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
         mine.update({name: value for name, value in theirs.items() if name != "params"})

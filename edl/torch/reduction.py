@@ -155,7 +155,6 @@ class Optimizers:
         worker.finishing.end_batch = self.end_batch
 
     def add(self, reduction: OptimizerReduction, two_passes: bool = False) -> None:
-        """Add the reduction of one more optimizer."""
         progress = self.worker.loader.progress
         if self._reductions and (progress.has_state or self.worker.loader.begun):
             raise UsageError(
@@ -184,7 +183,6 @@ class Optimizers:
             )
 
     def loss_scale(self) -> float:
-        """Return the factor by which the script's GradScaler multiplies losses at present."""
         return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
     # --- inside of the forward and backward passes
@@ -205,13 +203,11 @@ class Optimizers:
     # --- backward passes
 
     def computed(self, reduction: OptimizerReduction) -> None:
-        """Record that the current backward pass has computed a gradient of `reduction`."""
         if reduction not in self._computed:
             self._computed.append(reduction)
         self.backward_end.expect()
 
     def _backward_ended(self) -> None:
-        """Reduce or accumulate gradients at the end of a backward pass, optimizer by optimizer."""
         computed, self._computed = self._computed, []
         if self.several:
             for reduction in self._reductions:
@@ -235,7 +231,6 @@ class Optimizers:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate the gradients of all optimizers in the `with` block, without sending them."""
         with contextlib.ExitStack() as stack:
             for each in self._reductions:
                 stack.enter_context(each.accumulation.no_sync())
@@ -256,7 +251,6 @@ class Optimizers:
             self.worker.loader.next_part()
 
     def begin_update(self, updating: OptimizerReduction) -> None:
-        """Check, before an optimizer makes its update, that no other has unsent gradients."""
         if any(each.has_sums and each is not updating for each in self._reductions):
             raise UsageError(
                 "with several optimizers, gradients are accumulated for all of them in the same "
@@ -275,7 +269,6 @@ class Optimizers:
                     each.finish()
 
     def skip(self) -> None:
-        """End the current step without an update, with or without a backward pass before."""
         self._refuse_broken_off()
         if not self._is_decided:
             for each in self._reductions:
@@ -303,7 +296,6 @@ class Optimizers:
                 each.begin_piece(numbers.script)
 
     def begin_logical_update(self) -> None:
-        """Prepare for an update of logical workers, whose means are there."""
         for parameter in self.never_none:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -322,7 +314,6 @@ class Optimizers:
             self.end_draws()
 
     def _refuse_broken_off(self) -> None:
-        """Raise UsageError if an exception has ended a backward pass or an update of this step."""
         self.see_failure()
         self._refuse_failed_update()
         step = self.worker.loader.engine
@@ -382,8 +373,6 @@ LEAST_STEPS = 5  # with fewer, Adam's v is a mean of too few gradients
 
 
 class TorchNoise(NoiseMeter):
-    """A meter of the squared gradient norms of one optimizer."""
-
     def __init__(
         self, worker: Worker, optimizer: torch.optim.Optimizer, scale: Callable[[], float]
     ) -> None:
@@ -399,7 +388,6 @@ class TorchNoise(NoiseMeter):
         self.show(lambda: self._seen(own, denominators), lambda: self._seen(mean, denominators))
 
     def show_own(self, gradients: Sequence[Gradient]) -> None:
-        """Measure the gradients in a step of a worker that is alone in its ring."""
         own = [(gradient.parameter, gradient.parameter.grad) for gradient in gradients]
         denominators = {parameter: self._denominator(parameter) for parameter, _ in own}
         self.show(lambda: self._seen(own, denominators), lambda: self._seen(own, denominators))
@@ -562,12 +550,10 @@ class GradientReduction:
                 gradient.forget_again(step.number)
 
     def forget(self) -> None:
-        """Drop the gradients that were being sent in a ring that is gone."""
         self._averages = self._means = None
         self._pending.forget()
 
     def _place_means(self, logical: LogicalSums) -> None:
-        """Set the gradients and the buffers to their means over all logical workers."""
         means, self._means = self._means, None
         if means is None and (agreed := self._reduction.part.agreed):  # this worker is alone
             means = logical.means(self._gradients, agreed, self._reduction.sending)
@@ -595,7 +581,6 @@ class GradientReduction:
             self.accumulation.put_zeros(self._listed, self._optimizers.never_none)
 
     def begin_update(self) -> None:
-        """Make each gradient the mean over the global batch, right before the optimizer's step."""
         self._optimizers.see_failure()
         if self._logical is not None:
             self._logical.check_options(self._optimizer, self._reduction.step.number, is_last=True)
@@ -651,12 +636,10 @@ class GradientReduction:
         return self._reduction.exchanges
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Send `payload` to all workers in the current step; return all payloads in rank order."""
         return self._reduction.exchange(payload)
 
     @property
     def step(self) -> OptimizerStep:
-        """The current step of this optimizer: its number, its state and its events so far."""
         return self._reduction.step
 
     @property
@@ -672,7 +655,6 @@ class GradientReduction:
         return self._summed_in == step.number and not step.done
 
     def refuse_changed(self) -> None:
-        """Raise UsageError if the script has changed a gradient that is reduced in this step."""
         for gradient in self._gradients:
             gradient.refuse_changed(self._reduction.step.number)
 
@@ -771,7 +753,6 @@ class GradientReduction:
             self._pending.send_early(gradient, reduction)
 
     def backward_ended(self) -> None:
-        """Reduce the gradients at the end of a backward pass that has computed some of them."""
         if self._logical is not None and self._logical.end_backward(self._gradients):
             self.accumulation.break_off()  # of a part of the batch
         elif self.accumulation.end_pass():
@@ -879,7 +860,6 @@ _see: Callable[[Any], None] | None = None
 
 
 def watch_losses(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> None:
-    """Let the meter of the worker see the losses of the script, and the rate of `optimizer`."""
     global _see
     worker = optimizers.worker
     meter, loader = worker.learning, worker.loader

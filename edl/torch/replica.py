@@ -89,7 +89,6 @@ def size_of(value: Any) -> int | None:
 
 
 def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
-    """Return the digest of each byte range in `parts`, by the name of the range's value."""
     found: dict[str, int] = {}
     sums: dict[torch.device, dict[str, torch.Tensor]] = {}
     kinds: dict[str, str] = {}
@@ -149,7 +148,6 @@ State = Mapping[str, torch.Tensor]
 
 
 def non_persistent(model: torch.nn.Module) -> set[str]:
-    """Return the names of the buffers of `model` that are not in its `state_dict()`."""
     return {
         plain_name(f"{prefix}{'.' if prefix else ''}{name}")
         for prefix, module in model.named_modules()
@@ -201,7 +199,6 @@ class Copier:
         self._gpus: set[torch.device] = set()  # that copies were started on
 
     def copy(self, state: Any) -> Any:
-        """Copy a state, with each tensor replaced by a `Blob` with a copy of its bytes."""
         self._used = 0
         self._gpus.clear()
         copied = map_leaves(state, self._leaf)
@@ -234,7 +231,6 @@ class Copier:
 
 
 def to_tensors(state: Any, *, copy: bool = False) -> Any:
-    """Return nested dicts, lists and tuples like `state`, with tensors in place of Blobs."""
     return map_leaves(state, partial(_tensor, copy=copy))
 
 
@@ -255,7 +251,6 @@ def _tensor(value: Any, where: str, copy: bool) -> Any:
 
 
 def check_model(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
-    """Check that the tensors of a checkpoint have the names and shapes of this script's model."""
     if lacking := sorted(theirs.keys() - mine.keys()):
         raise CheckpointError(
             f"the checkpoint is of another model: only it has {few(lacking)}; a script that adds "
@@ -308,7 +303,6 @@ class Scalers:
         self._awaiting: list[dict[str, Any]] = []  # states of the job's, by the same numbers
 
     def see(self, scaler: GradScaler) -> None:
-        """Add `scaler`, which is about to be used, as the next one in the order."""
         if any(seen is scaler for seen in self._seen):
             return
         number = len(self._seen)
@@ -318,7 +312,6 @@ class Scalers:
             scaler.load_state_dict(self._awaiting[number])
 
     def states(self) -> list[dict[str, Any]]:
-        """Return the state of each scaler, in order."""
         known = [scaler.state_dict() for scaler in self._seen]
         return known + self._awaiting[len(known) :]
 
@@ -341,13 +334,10 @@ COLLECTIVE_BYTES = 2**22  # what a worker receives and does not keep stays in th
 
 
 class TorchArrays:
-    """The PyTorch part of sending a state: describe, allocate and broadcast its tensors."""
-
     def __init__(self) -> None:
         self._reserved: dict[int, list[torch.Tensor]] = {}  # buffers in CPU memory, by their size
 
     def reserve(self, sent: list[Reference]) -> None:
-        """Allocate the memory into which the next `broadcast` receives a state to be kept."""
         self._reserved.clear()
         for piece in transfers(sent):
             if piece[0].device == "cpu":
@@ -357,7 +347,6 @@ class TorchArrays:
                 self._reserved.setdefault(size, []).append(flat)
 
     def refer(self, value: Any, index: int) -> tuple[torch.Tensor, Reference] | None:
-        """Return the tensor to send for `value`, and its placeholder in the sent state."""
         if not isinstance(value, torch.Tensor):
             return None
         tensor = value.detach()
@@ -377,7 +366,6 @@ class TorchArrays:
         root: int,
         keep: bool,
     ) -> dict[int, torch.Tensor]:
-        """Broadcast the tensors of a state from rank `root`; all workers call it."""
         parts_sent = list(transfers(sent))
         buffers: list[torch.Tensor] = []
         handles: list[int] = []
@@ -428,7 +416,6 @@ exchange = functools.partial(replica.exchange_state, TorchArrays())
 
 
 def _start_broadcasts(flat: torch.Tensor, size: int, root: int, name: str) -> list[int]:
-    """Start the broadcasts of one flat buffer, of at most `COLLECTIVE_BYTES` each."""
     handles = []
     for start in range(0, size, COLLECTIVE_BYTES):
         begin = start if size <= len(flat) else 0  # each overwrites a scratch buffer
@@ -480,8 +467,6 @@ def option_numbers(optimizer: torch.optim.Optimizer) -> Numbers:
 
 
 class ComputedOptions:
-    """The names of the options that the `step()` of one optimizer has changed itself."""
-
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.names: set[str] = set()
         self._optimizer = optimizer
@@ -504,7 +489,6 @@ class ComputedOptions:
 
 
 def seed_torch(seed: int | None) -> None:
-    """Seed PyTorch's global generators; None: by chance."""
     if seed is None:
         torch.seed()
     else:
@@ -517,10 +501,7 @@ def torch_generators() -> tuple[torch.Generator, ...]:
 
 
 class TorchGenerators:
-    """PyTorch's global generators, as `Generators`."""
-
     def read(self) -> int:
-        """Return the seed of the CPU's."""
         return torch.initial_seed()
 
     def seed(self, seed: int) -> None:
@@ -528,7 +509,6 @@ class TorchGenerators:
         torch.manual_seed(seed)
 
     def save(self) -> list[torch.Tensor]:
-        """Return their states."""
         return [generator.get_state() for generator in torch_generators()]
 
     def restore(self, saved: list[torch.Tensor]) -> None:
@@ -537,7 +517,6 @@ class TorchGenerators:
             generator.set_state(state)
 
     def seed_between(self, seed: int) -> None:
-        """Seed those in use."""
         for generator in torch_generators():
             generator.manual_seed(seed)
 
@@ -556,8 +535,6 @@ NAMED = ("model", "requires_grad", "extra")  # the keys of a state under which n
 
 @dataclass(frozen=True)
 class _Trained:
-    """One optimizer that the script has made for this job, with the model that it trains."""
-
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer  # as the script made it
     last_step: LastStep
@@ -574,8 +551,6 @@ class _Trained:
 
 
 class TorchReplica(FrameworkReplica):
-    """This worker's copy of the state that all workers of the job share."""
-
     framework = "torch"
     misfits = (*FrameworkReplica.misfits, RuntimeError)
 
@@ -600,18 +575,15 @@ class TorchReplica(FrameworkReplica):
     def add(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, last_step: LastStep
     ) -> None:
-        """Add an optimizer and the model that it trains to the state, after those added before."""
         self._schedulers.add(optimizer)
         self._trained.append(_Trained(model, optimizer, last_step))
         self.rename([type(each.optimizer).__name__ for each in self._trained])
 
     def model_of(self, optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-        """Return the model that `optimizer` trains; None if the state lacks the optimizer."""
         return next((one.model for one in self._trained if one.optimizer is optimizer), None)
 
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:
-        """Check that all `objects`, which are given by their names, can be tracked."""
         for name, thing in objects.items():
             if not isinstance(thing, Trackable):
                 raise UsageError(
@@ -631,13 +603,11 @@ class TorchReplica(FrameworkReplica):
             self._scalers.see(scaler)
 
     def begin(self) -> None:
-        """Record the parameter groups and `requires_grad` flags at the start of the epoch loop."""
         self._flags.begin(self._parameters())
         for each in self._trained:
             each.groups.begin()
 
     def state(self) -> dict[str, Any]:
-        """Return the shared state, without copies of the tensors."""
         return {
             "model": {name: tensor.detach() for name, tensor in self._model_tensors().items()},
             "non_persistent": sorted(self._non_persistent()),
@@ -690,7 +660,6 @@ class TorchReplica(FrameworkReplica):
         return equal
 
     def signature(self) -> dict[str, str]:
-        """Return the shape of each parameter and buffer as a text, by the tensor's name."""
         # A forward pass may make or enlarge buffers that are not persistent.
         tensors = without(self._model_tensors(), self._non_persistent())
         return {name: str(tuple(one.shape)) for name, one in tensors.items()}
@@ -708,7 +677,6 @@ class TorchReplica(FrameworkReplica):
         }
 
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest of each byte range in `parts`, to compare the workers' states."""
         return digests(parts)
 
     def _averages(self) -> list[torch.Tensor]:
@@ -722,13 +690,11 @@ class TorchReplica(FrameworkReplica):
         return [each.detach().cpu().double().numpy() for each in self._averages()]
 
     def set_averages(self, means: Sequence[Array]) -> None:
-        """Write `means` into what `averages` has read, in the same order."""
         with torch.no_grad():
             for tensor, mean in zip(self._averages(), map(torch.from_numpy, means), strict=True):
                 overwrite(tensor, mean if tensor.is_floating_point() else mean.round())
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the present learning rates of all parameter groups, for comparing workers."""
         return rates_of([each.optimizer for each in self._trained])
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
@@ -802,7 +768,6 @@ class TorchReplica(FrameworkReplica):
 
     @staticmethod
     def _load_optimizer(each: _Trained, theirs: dict[str, Any], exact: bool) -> None:
-        """Load an optimizer's whole state from another worker, with its groups and options."""
         groups = theirs.pop(GROUPS, None)
         if groups is not None:
             options = [
@@ -813,7 +778,6 @@ class TorchReplica(FrameworkReplica):
         load_state(each.optimizer, theirs, exact)
 
     def durable(self) -> dict[str, Any]:
-        """Return what a checkpoint stores, without copies of the tensors."""
         names: dict[str, str] = {}
         besides: dict[str, Any] = {}
         for prefix, model in zip(self._prefixes(), self._models(), strict=True):
@@ -842,7 +806,6 @@ class TorchReplica(FrameworkReplica):
         return self._copier.copy(state)
 
     def uncopied(self, state: Any) -> dict[str, Any]:
-        """Return `state`, from a checkpoint, with its arrays as tensors again."""
         loaded: dict[str, Any] = to_tensors(state, copy=True)  # `copied` overwrites that memory
         named = [name for name in NAMED if name in loaded]
         loaded |= {name: with_plain_names(loaded[name]) for name in named}
@@ -854,7 +817,6 @@ class TorchReplica(FrameworkReplica):
         return loaded
 
     def _model_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the parameters and buffers of all models, by name."""
         tensors: dict[str, torch.Tensor] = {}
         for prefix, model in zip(self._prefixes(), self._models(), strict=True):
             named = (*model.named_parameters(), *model.named_buffers())
@@ -902,7 +864,6 @@ class TorchReplica(FrameworkReplica):
 
 
 def _renumbered(state: dict[Any, Any], theirs: Names, mine: Names) -> dict[Any, Any]:
-    """Return an optimizer's state with its parameters numbered as they are on this worker."""
     names = [name for group in theirs for name in group]
     numbers = {name: number for number, name in enumerate(n for group in mine for n in group)}
     return {
@@ -913,7 +874,6 @@ def _renumbered(state: dict[Any, Any], theirs: Names, mine: Names) -> dict[Any, 
 
 
 def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float]:
-    """Return the present learning rates of `optimizers`, by texts for error messages."""
     rates, values = {}, {}
     for number, optimizer in enumerate(optimizers):
         of = f" of optimizer {number}" if len(optimizers) > 1 else ""
