@@ -27,10 +27,10 @@ from edl.torch.collectives import TorchCollectives
 from edl.torch.elastic import refuse_partial_samplers
 from edl.torch.gradients import LastStep, in_microbatches
 from edl.torch.logical import NO_STEP, arithmetic
-from edl.torch.loss_look import LossLook
+from edl.torch.loss_check import LossCheck
 from edl.torch.lr_schedules import watch_schedulers
 from edl.torch.reduction import GradientReduction, Optimizers, watch_losses
-from edl.torch.replica import TorchReplica, see_scalers, seed_torch
+from edl.torch.replica import TorchReplica, seed_torch, watch_scalers
 from edl.torch.sync_batch_norm import synchronise_batch_norm
 
 NO_OPTIMIZER = (
@@ -51,15 +51,21 @@ AFTER_REDUCTION = (
 )
 
 _optimizers: Optimizers | None = None  # once there is one
-
 _replica: TorchReplica | None = None
+_loss_check: LossCheck | None = None
 
-_loss_look: LossLook | None = None
 
-watch_schedulers(lambda: _is_between_logical())  # a script may make one before edl.init()
+def _is_between_logical() -> bool:
+    """Return whether a logical worker of the open step is yet to come in the script's loop."""
+    if not process.is_initialized():
+        return False
+    engine = current_worker().loader.engine
+    return engine.logical and engine.is_open and engine.batches.pieces_left > 0
+
+
+watch_schedulers(_is_between_logical)  # a script may make one before edl.init()
 
 refuse_partial_samplers()
-
 synchronise_batch_norm(lambda: None if (found := _of_this_job()) is None else found.exchange())
 
 
@@ -159,8 +165,8 @@ def no_sync() -> Iterator[None]:
 
 def skip_loss_check() -> None:
     """Do not warn of losses that are no means over samples, because the caller weights them."""
-    if _loss_look is not None:
-        _loss_look.end()
+    if _loss_check is not None:
+        _loss_check.end()
 
 
 def begin_loop() -> None:
@@ -172,14 +178,6 @@ def begin_loop() -> None:
 def end_batch() -> None:
     if (optimizers := _of_this_job()) is not None:
         optimizers.end_batch()
-
-
-def _is_between_logical() -> bool:
-    """Return whether a logical worker of the open step is yet to come in the script's loop."""
-    if not process.is_initialized():
-        return False
-    engine = current_worker().loader.engine
-    return engine.logical and engine.is_open and engine.batches.pieces_left > 0
 
 
 def exchanges() -> bool:
@@ -222,7 +220,7 @@ def attach_optimizer(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, passes_per_step: int
 ) -> GradientReduction:
     """Reduce the gradients of `optimizer`; add it and its model to the job's state."""
-    global _optimizers, _replica, _loss_look
+    global _optimizers, _replica, _loss_check
     worker, last_step = current_worker(), LastStep()
     worker.check_trains()
     if worker.logical:
@@ -233,30 +231,27 @@ def attach_optimizer(
     if is_first or _replica is None:
         replica = TorchReplica(model, optimizer, last_step, averages_buffers=worker.logical > 0)
         process.attach_replica(replica, replica.expect_state)
-        see_scalers(lambda scaler: _see_scaler(optimizers, replica, scaler))
+
+        def observe(scaler: torch.amp.GradScaler) -> None:  # the script is about to use it
+            if in_microbatches(worker):
+                setting = "--logical" if worker.logical else "micro_batch"
+                raise UsageError(
+                    "a GradScaler looks at the gradients of each piece of a batch, and there are "
+                    f"none before the last one; leave out {setting}, or train with bfloat16, which "
+                    "needs no GradScaler"
+                )
+            optimizers.scaler = scaler
+            replica.add_scaler(scaler)
+
+        watch_scalers(observe)
         watch_losses(optimizers, optimizer)
-        _loss_look = LossLook(worker)
-        _loss_look.begin()
+        _loss_check = LossCheck(worker)
+        _loss_check.begin()
         _replica = replica
     else:
         _replica.add(model, optimizer, last_step)
     _optimizers = optimizers
     return reduction
-
-
-def _see_scaler(
-    optimizers: Optimizers, replica: TorchReplica, scaler: torch.amp.GradScaler
-) -> None:
-    """Add a GradScaler that the script is about to use to the job's shared state."""
-    if in_microbatches(current_worker()):
-        setting = "--logical" if current_worker().logical else "micro_batch"
-        raise UsageError(
-            "a GradScaler looks at the gradients of each piece of a batch, and there are none "
-            f"before the last one; leave out {setting}, or train with bfloat16, which needs no "
-            "GradScaler"
-        )
-    optimizers.scaler = scaler
-    replica.see_scaler(scaler)
 
 
 def _of_this_job() -> Optimizers | None:
@@ -265,27 +260,19 @@ def _of_this_job() -> Optimizers | None:
     return _optimizers
 
 
-# ------------------------------------------------------------
-# Exchange Python objects between the workers, for the adapters: `exchange_objects`.
-
-
 def exchange_objects(
-    what: str,  # the script's call, the same on all workers
+    call: str,  # the script's call, the same on all workers
     value: Any,
     advice: str,
     send: Callable[[bytes], list[bytes]] | None = None,
 ) -> list[Any]:
-    answers = [pickle.loads(each) for each in (send or exchange)(pickle.dumps((what, value)))]
+    answers = [pickle.loads(each) for each in (send or exchange)(pickle.dumps((call, value)))]
     for rank, (theirs, _) in enumerate(answers):
-        if theirs != what:
+        if theirs != call:
             raise UsageError(
-                f"the worker of rank {rank} calls {theirs} while this one calls {what}: {advice}"
+                f"the worker of rank {rank} calls {theirs} while this one calls {call}: {advice}"
             )
     return [each for _, each in answers]
-
-
-# ------------------------------------------------------------
-# Reduce tensors that were gathered from all workers to one: `reduced`.
 
 
 def reduced(
@@ -323,17 +310,12 @@ def _wide(kind: torch.dtype) -> torch.dtype:
 
 
 # ------------------------------------------------------------
-# Compute metrics of torchmetrics over all workers: `sync_metrics`.
+# Compute metrics of torchmetrics over all workers.
 #
 # torchmetrics sends each state of a metric by itself, by `torch.distributed`. If a worker died
 # between two states, a metric would be made of true positives of three workers and false positives
 # of two. Here all states of a metric travel in one message, so it is made of the same workers, and
-# their lists may differ in length.
-#
-# torchmetrics is not imported: a metric is known by what it has.
-
-
-State = dict[str, Any]
+# their lists may differ in length. torchmetrics is not imported: a metric is known by what it has.
 
 
 def sync_metrics(metrics: torch.nn.Module) -> None:
@@ -464,14 +446,12 @@ def gather(
         RingBroken: a worker has died, in a script with an elastic state; in any other script the
             call goes on with the survivors.
     """
-    named, tensors = _named(value)
-    found = gather_arrays({name: _rows(_array(each)) for name, each in tensors.items()})
-    together = {}
-    for name, own in tensors.items():
-        parts = [each[name] for each in found]
-        check_rows(name, parts)
-        together[name] = torch.cat([_tensor(part, own) for part in parts])
-    return together if named else together[""]
+
+    def array(tensor: torch.Tensor) -> Array:
+        rows = _array(tensor)
+        return rows.reshape(1) if rows.ndim == 0 else rows
+
+    return _combined(value, array, check_rows, torch.cat)
 
 
 @overload
@@ -505,33 +485,30 @@ def sum(
         RingBroken: a worker has died, in a script with an elastic state; in any other script the
             call goes on with the survivors.
     """
-    named, tensors = _named(value)
-    found = gather_arrays({name: _array(each) for name, each in tensors.items()})
+    return _combined(value, _array, check_same_shape, lambda tensors: reduced(tensors, "sum"))
+
+
+def _combined(
+    value: Any,
+    array: Callable[[torch.Tensor], Array],
+    check: Callable[[str, list[Array]], None],
+    combine: Callable[[list[torch.Tensor]], torch.Tensor],
+) -> Any:
+    """Return what `combine` makes of all workers' tensors, for a tensor or each of a dict."""
+    named = value if isinstance(value, Mapping) else {"": value}
+    tensors = {name: torch.as_tensor(each) for name, each in named.items()}
+    found = gather_arrays({name: array(each) for name, each in tensors.items()})
     together = {}
     for name, own in tensors.items():
         parts = [each[name] for each in found]
-        check_same_shape(name, parts)
-        together[name] = reduced([_tensor(part, own) for part in parts], "sum")
-    return together if named else together[""]
-
-
-def _named(value: Any) -> tuple[bool, dict[str, torch.Tensor]]:
-    named = isinstance(value, Mapping)
-    tensors = {
-        name: torch.as_tensor(each) for name, each in (value if named else {"": value}).items()
-    }
-    return named, tensors
+        check(name, parts)
+        together[name] = combine(
+            [torch.from_numpy(part).view(own.dtype).to(own.device) for part in parts]
+        )
+    return together if named is value else together[""]
 
 
 def _array(tensor: torch.Tensor) -> Array:
     own = tensor.detach().cpu().contiguous()
     array: Array = own.view(AS_INTEGERS.get(own.dtype, own.dtype)).numpy()
     return array
-
-
-def _rows(array: Array) -> Array:
-    return array.reshape(1) if array.ndim == 0 else array
-
-
-def _tensor(array: Array, like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(array).view(like.dtype).to(like.device)

@@ -28,9 +28,6 @@ from edl.step.record import Table
 from edl.text import counted
 from edl.worker.activity import waits
 
-# ------------------------------------------------------------
-# Choose the GPU of a worker: `gpu_of_slot`.
-
 
 def gpu_of_slot() -> torch.device:
     # If the job is limited to some devices, the agent has numbered the visible ones by slots.
@@ -51,10 +48,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 2e-5, 1e-4, 1.1
 
 # Horovod's binding knows no bfloat16; such gradients travel as float32.
 WIRE_DTYPE = {torch.bfloat16: torch.float32}
-
-
 _OPERATIONS = {"average": hvd.Average, "sum": hvd.Sum, "max": hvd.Max}
-
 _OF_GPUS = "horovod_torch_allreduce_async_torch_cuda_FloatTensor"  # only a build for GPUs has it
 
 
@@ -146,20 +140,16 @@ def finish(handle: int) -> torch.Tensor:
 def _synchronize(handle: int) -> Any:
     """Wait for the collective of `handle` as `hvd.synchronize` does, without a busy processor."""
     if WAITS_ASLEEP and handle in mpi_ops._handle_map:
-        return _wait_and_clear(handle)
+        # As `hvd.synchronize`, whose own frame stands for a wait of the script's.
+        try:
+            mpi_ops.mpi_lib.horovod_torch_wait_and_clear(handle)
+        except RuntimeError as error:
+            mpi_ops._handle_map.pop(handle, None)
+            raise HorovodInternalError(error) from error
+        return mpi_ops._handle_map.pop(handle)[-1]
     # Horovod's own wait (WaitAndClear in torch/mpi_ops_v2.cc) polls without a pause.
     pause_s = FIRST_PAUSE_S
     while handle in mpi_ops._handle_map and not hvd.poll(handle):
         time.sleep(pause_s)
         pause_s = min(pause_s * PAUSE_GROWTH, LONGEST_PAUSE_S)
     return hvd.synchronize(handle)
-
-
-def _wait_and_clear(handle: int) -> Any:
-    """Do what `hvd.synchronize` does, whose own frame stands for a wait of the script's."""
-    try:
-        mpi_ops.mpi_lib.horovod_torch_wait_and_clear(handle)
-    except RuntimeError as error:
-        mpi_ops._handle_map.pop(handle, None)
-        raise HorovodInternalError(error) from error
-    return mpi_ops._handle_map.pop(handle)[-1]

@@ -31,13 +31,10 @@ from edl.torch.optimizer_state import lay_out_state
 from edl.torch.replica import digests, exchange, rates_of, size_of
 
 # ------------------------------------------------------------
-# Provide `elastic.ElasticSampler`, which divides an epoch among workers that join and leave.
-#
-# `refuse_partial_samplers` keeps PyTorch's sampler from leaving samples out.
-
+# Divide an epoch among workers that join and leave, and keep PyTorch's sampler from leaving samples
+# out.
 
 _allows_logical = False
-
 _of_ring: weakref.WeakSet[DistributedSampler[Any]] = weakref.WeakSet()
 
 
@@ -50,7 +47,9 @@ def refuse_partial_samplers() -> None:
     def checked(self: DistributedSampler[Any], *given: Any, **named: Any) -> None:
         if _allows_logical and process.is_initialized():
             asked = signature.bind(self, *given, **named)
-            _lower_rank(asked.arguments, process.current_worker().logical)
+            logical, rank = process.current_worker().logical, asked.arguments.get("rank")
+            if rank is not None and asked.arguments.get("num_replicas") == logical:
+                asked.arguments["rank"] = min(rank, logical - 1)  # a newcomer may expect `logical`
             make(*asked.args, **asked.kwargs)
             return
         make(self, *given, **named)
@@ -70,29 +69,6 @@ def refuse_partial_samplers() -> None:
             _of_ring.add(self)
 
     DistributedSampler.__init__ = checked  # type: ignore[method-assign]
-
-
-def divide_among_ring() -> None:
-    """Divide anew what each DistributedSampler has divided among the workers of the last ring."""
-    for sampler in list(_of_ring):
-        epoch = sampler.epoch
-        DistributedSampler.__init__(
-            sampler,
-            sampler.dataset,
-            process.num_processes(),
-            process.rank(),
-            sampler.shuffle,
-            sampler.seed,
-            sampler.drop_last,
-        )
-        sampler.epoch = epoch
-
-
-def _lower_rank(asked: dict[str, Any], logical: int) -> None:
-    """Lower the rank of a sampler for all logical workers to the largest that PyTorch takes."""
-    rank = asked.get("rank")
-    if rank is not None and asked.get("num_replicas") == logical:
-        asked["rank"] = min(rank, logical - 1)  # a newcomer may expect the rank `logical`
 
 
 def allow_logical_samplers() -> None:
@@ -126,9 +102,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
-        self.dataset = dataset
-        self.shuffle = shuffle
-        self.seed = seed
+        self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
         self.epoch = 0
         self.processed_num = 0  # of this epoch, by all workers together
         self.reset()
@@ -272,7 +246,8 @@ class TorchState(State):
             if not isinstance(value, torch.Tensor):
                 return _clone(value, where)
             kept = self._kept[used] if used < len(self._kept) else None
-            if kept is None or not _alike(kept, value):
+            form = value.shape, value.dtype, value.device
+            if kept is None or (kept.shape, kept.dtype, kept.device) != form:
                 kept = torch.empty_like(value, requires_grad=False)
                 self._kept[used : used + 1] = [kept]
             used += 1
@@ -286,7 +261,18 @@ class TorchState(State):
 
     def on_reset(self) -> None:
         """Divide each DistributedSampler of ``hvd.size()`` replicas anew, then do the callbacks."""
-        divide_among_ring()
+        for sampler in list(_of_ring):
+            epoch = sampler.epoch
+            DistributedSampler.__init__(
+                sampler,
+                sampler.dataset,
+                process.num_processes(),
+                process.rank(),
+                sampler.shuffle,
+                sampler.seed,
+                sampler.drop_last,
+            )
+            sampler.epoch = epoch
         super().on_reset()
 
     def renew(self) -> None:
@@ -338,10 +324,6 @@ def _clone(value: Any, _where: str) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     return copy.deepcopy(value)
-
-
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 
 if not TYPE_CHECKING:  # else every name would be one of this module's

@@ -1,13 +1,11 @@
 """Accumulate gradients over several backward passes, and weight what each pass adds.
 
-:class:`Accumulation` does it for one optimizer. A pass that only accumulates adds to this worker's
-gradients and sends none. Autograd adds what a pass has computed to the gradient of a parameter. A
-hook right before that addition multiplies the addend by the weight of the batch, which is the
-number of its samples over the nominal batch size: the job's global batch if it has one (the
-smallest of a range), else the batch of one worker (:attr:`edl.step.source.Source.batch_size`).
-So the sums of all workers can be sent as they are; their average is then scaled to the mean over
-all samples (:mod:`edl.step.weighting`). ``torch.autograd.grad`` adds nothing to a gradient,
-and does not run this hook.
+A pass that only accumulates sends nothing. A hook right before autograd adds to a gradient
+multiplies the addend by the weight of the batch: its samples over the nominal batch size, which is
+the job's global batch if it has one (the smallest of a range), else the batch of one worker
+(:attr:`edl.step.source.Source.batch_size`). So the sums of all workers can be sent as they are, and
+their average is scaled to the mean over all samples (:mod:`edl.step.weighting`).
+``torch.autograd.grad`` adds nothing to a gradient, and does not run this hook.
 """
 
 from __future__ import annotations
@@ -230,19 +228,14 @@ def requiring_gradient(parameter: torch.nn.Parameter) -> Iterator[torch.nn.Param
 
 # ------------------------------------------------------------
 # Call a function at the end of each backward pass, by callbacks of autograd's engine.
-#
-# `BackwardEnd` is the watcher that calls it; gradient hooks call its `expect()`.
-
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine
-
 _current_pass: Callable[[], int] = torch._C._current_graph_task_id
-
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
 class BackwardEnd:
-    """A watcher that calls `ended()` once after each backward pass that called `expect`."""
+    """A watcher that calls `ended()` once after each pass in which a hook called `expect`."""
 
     # On a GPU that may be in a thread of autograd's engine, while the one of `backward()` waits.
 
@@ -262,10 +255,7 @@ class BackwardEnd:
         if (node := _current_node()) is None:
             self._ended()
         else:  # the node of the outer pass that runs this one; its hooks belong to the outer
-            node.register_hook(self._in_outer_pass)
-
-    def _in_outer_pass(self, *_: Any) -> None:
-        self.expect()
+            node.register_hook(lambda *_: self.expect())
 
 
 class _Pass:
@@ -285,11 +275,8 @@ class _Pass:
 
 
 # ------------------------------------------------------------
-# Use the gradients that a closure computes in `optimizer.step()`; refuse to run it twice.
-#
-# `after_closure` wraps the closure in a hook before the step. An optimizer that evaluates it a
-# second time in a step, such as LBFGS with several iterations, gets a UsageError.
-
+# Use the gradients that a closure computes in `optimizer.step()`; refuse to run it twice, as LBFGS
+# with several iterations does.
 
 AGAIN = (
     "{kind} evaluates its closure more than once in a step, and edl trains one backward() in each; "
@@ -324,10 +311,6 @@ def after_closure(
     return (arguments[0], once, *arguments[2:]), named
 
 
-# ------------------------------------------------------------
-# Record the outcome of an optimizer's last step, for workers that missed it.
-
-
 @dataclass
 class LastStep:
     """The outcome of one optimizer's last step, in the job's state for workers that missed it."""
@@ -338,13 +321,6 @@ class LastStep:
     missed: Callable[[], None] | None = None
 
 
-# ------------------------------------------------------------
-# Keep track of one parameter's gradient: which step has computed it, and whether it was sent.
-#
-# A `Gradient` is the record of one parameter's gradient; `reduction` has one for each parameter of
-# an optimizer.
-
-
 @dataclass(slots=True)
 class PendingAllreduce:
     """An allreduce of one gradient that this worker has started and not waited for yet."""
@@ -353,6 +329,12 @@ class PendingAllreduce:
     sent: torch.Tensor  # it must stay alive until Horovod has read it
     local: torch.Tensor | None  # the gradient when it was sent; None: zeros were sent
     version: int  # PyTorch's count of in-place writes to `local` when it was sent
+
+
+LEFTOVER = (
+    "the gradient of {name} is still there from the step before; call optimizer.zero_grad() after "
+    "each optimizer.step(); to accumulate gradients over batches, use edl.no_sync()"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -397,7 +379,7 @@ class Gradient:
     def refuse_leftover(self, since: int = 0) -> None:
         """Raise UsageError for a leftover: a newcomer does not have it."""
         if self.is_leftover(since):
-            self._refuse()
+            raise UsageError(LEFTOVER.format(name=self.name))
 
     def refuse_mixed(self, step: int) -> None:
         gradient = self.parameter.grad
@@ -406,14 +388,7 @@ class Gradient:
             return
         is_of_step = self.computed == step or self.mean_in == step
         if self.is_mixed or (not is_of_step and self.is_leftover()):
-            self._refuse()
-
-    def _refuse(self) -> None:
-        raise UsageError(
-            f"the gradient of {self.name} is still there from the step before; "
-            "call optimizer.zero_grad() after each optimizer.step(); to accumulate gradients "
-            "over batches, use edl.no_sync()"
-        )
+            raise UsageError(LEFTOVER.format(name=self.name))
 
     def remember(self) -> None:
         """Record the present gradient as the one that the step leaves, for `is_leftover`."""
@@ -450,10 +425,8 @@ class Gradient:
             return
         self.parameter.grad = None
         before = self.microbatches if self.pieces_of == step else None
-        self.microbatches, self.pieces_of = (
-            gradient if before is None else before.add_(gradient),
-            step,
-        )
+        self.microbatches = gradient if before is None else before.add_(gradient)
+        self.pieces_of = step
 
     def take_back(self, step: int) -> None:
         """Set the gradient to the sum over all microbatches of the step, after the last of them."""
@@ -519,10 +492,9 @@ def not_finite(gradients: list[torch.Tensor]) -> torch.Tensor:
 # ------------------------------------------------------------
 # Send gradients around the ring, and agree with all workers which parameters have a gradient.
 #
-# `PendingAllreduces` does both for one optimizer. The local gradient is sent as it is, or a
-# weighted copy of it; its average is received into a separate buffer. If the ring breaks,
-# `with_gradient` or `wait` raises `RingBroken`; `backward()` itself never raises it.
-
+# The local gradient is sent as it is, or a weighted copy of it; its average is received into a
+# separate buffer. If the ring breaks, `with_gradient` or `wait` raises `RingBroken`; `backward()`
+# itself never raises it.
 
 PRESENT = "edl.present"  # the collective that says which parameters have a gradient
 
@@ -577,9 +549,8 @@ class PendingAllreduces:
 
     def wait(self, gradient: Gradient) -> torch.Tensor:
         assert gradient.pending is not None
-        flight = gradient.pending
-        average = self._wait(flight.handle)
-        return torch.view_as_complex(average) if flight.sent.is_complex() else average
+        average = self._wait(gradient.pending.handle)
+        return torch.view_as_complex(average) if gradient.pending.sent.is_complex() else average
 
     def all_done(self) -> None:
         self._gradients.clear()

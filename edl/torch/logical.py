@@ -1,15 +1,10 @@
 """Make a step of logical workers the same, bit for bit, however many workers run them.
 
 A job with logical workers (the setting ``logical``) trains one microbatch for each of them in each
-step. Two things here see to it that it does not matter which worker trains which of them:
-
-- :mod:`edl.torch.logical`: each logical worker begins with the same buffers (BatchNorm's
-  averages), those that the step began with. At the end of the step each buffer is the mean over all
-  logical workers.
-- :class:`LogicalSums`: the gradients of the logical workers are kept apart until the step ends.
-  Then they are added up so that the sum is the same in any order (:mod:`edl.binding.exact`).
-
-The random generators are seeded for each logical worker by :mod:`edl.binding.loop`.
+step. Each begins with the same buffers (BatchNorm's averages), those that the step began with; at
+the end of the step each buffer is the mean over all logical workers. Their gradients are kept apart
+until then, and added up so that the sum is the same in any order (:mod:`edl.binding.exact`).
+:mod:`edl.binding.loop` seeds the random generators for each of them.
 """
 
 from __future__ import annotations
@@ -48,13 +43,11 @@ from edl.worker.worker import Worker
 # ------------------------------------------------------------
 # Add PyTorch's tensors up exactly: on a GPU many of them in one operation.
 #
-# `Tensors` is the `ArrayKind` of PyTorch. On a CPU it takes one tensor after the other, in chunks
-# that stay in the processor's cache. A GPU needs some microseconds to begin an operation, however
-# small, and the processor waits for all that was begun when it reads a result. So there an
-# operation takes all tensors of one type that fit into a chunk (`torch._foreach_...`, as in
-# PyTorch's optimizers), and many results are read at once. The bits are those of one tensor after
-# the other, because each element is computed on its own.
-
+# On a CPU one tensor comes after the other, in chunks that stay in the processor's cache. A GPU
+# needs some microseconds to begin an operation, however small, and the processor waits for all that
+# was begun when it reads a result. So there an operation takes all tensors of one type that fit
+# into a chunk (`torch._foreach_...`), and many results are read at once. The bits are those of one
+# tensor after the other, because each element is computed on its own.
 
 GPU_CHUNK = 1 << 23  # elements that a GPU rounds at once: 64 MiB of float64
 
@@ -95,7 +88,10 @@ class Tensors:
     def add_up(self, rows: Sequence[Summands], constants: Sequence[float]) -> torch.Tensor:
         """Return this worker's sums, in the memory of the last ones if that fits."""
         sizes = [_size(row.target) for row in rows]
-        sums = self._sums(sum(sizes), rows)
+        device = rows[0].target.device if rows else torch.device("cpu")
+        sums = self._memory
+        if sums is None or sums.numel() != sum(sizes) or sums.device != device:
+            sums = self._memory = torch.empty(sum(sizes), dtype=torch.float64, device=device)
         is_gpu = is_launched(sums.device)
         chunk = min(GPU_CHUNK if is_gpu else CHUNK, len(sums))
         scratch = torch.empty(chunk, dtype=torch.float64, device=sums.device)
@@ -121,13 +117,6 @@ class Tensors:
                 _real(mean).copy_(flat.view(_real(mean).shape))
         return found
 
-    def _sums(self, size: int, rows: Sequence[Summands]) -> torch.Tensor:
-        device = rows[0].target.device if rows else torch.device("cpu")
-        sums = self._memory
-        if sums is None or sums.numel() != size or sums.device != device:
-            sums = self._memory = torch.empty(size, dtype=torch.float64, device=device)
-        return sums
-
 
 def _add_up_together(
     rows: Sequence[Summands],
@@ -135,8 +124,14 @@ def _add_up_together(
     sums: torch.Tensor,
     scratch: torch.Tensor,
 ) -> None:
-    begin = 0
-    for batch, summands in _with_summands(rows, max(1, len(scratch))):
+    begin, last, flats = 0, -1, []
+    for batch in _batches([_size(row.target) for row in rows], max(1, len(scratch))):
+        summands = []
+        for each in batch:
+            if each.row != last:
+                last = each.row
+                flats = [(_flat(values), weight) for values, weight in rows[last].own]
+            summands.append([(each.of(flat), weight) for flat, weight in flats])
         sizes = [each.size for each in batch]
         end = begin + sum(sizes)
         _add_batch(
@@ -218,7 +213,13 @@ def _bounds(values: Sequence[torch.Tensor]) -> list[float]:
         some = [values[index] for index in indices]
         if is_launched(some[0].device):
             order += indices
-            norms = torch._foreach_norm(_floating(some), ord=math.inf)
+            if not some[0].is_floating_point():  # what they are in float64
+                sizes = [one.numel() for one in some]
+                memory = torch.empty(sum(sizes), dtype=torch.float64, device=some[0].device)
+                floating = [*memory.split_with_sizes(sizes)]
+                copy_each(floating, [one.reshape(-1) for one in some])
+                some = floating
+            norms = torch._foreach_norm(some, ord=math.inf)
             read.append(torch.stack(norms).double())
             continue
         for index, one in zip(indices, some, strict=True):  # the norm would take ten times as long
@@ -228,18 +229,6 @@ def _bounds(values: Sequence[torch.Tensor]) -> list[float]:
     for index, bound in zip(order, bounds, strict=True):
         found[index] = bound
     return found
-
-
-def _floating(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors of one type and device, or what they are in float64 if they are integers."""
-    first = values[0]
-    if first.is_floating_point():
-        return values
-    sizes = [one.numel() for one in values]
-    memory = torch.empty(sum(sizes), dtype=torch.float64, device=first.device)
-    floating = [*memory.split_with_sizes(sizes)]
-    copy_each(floating, [one.reshape(-1) for one in values])
-    return floating
 
 
 def _batches(sizes: Sequence[int], chunk: int) -> Iterator[list[_Slice]]:
@@ -256,21 +245,6 @@ def _batches(sizes: Sequence[int], chunk: int) -> Iterator[list[_Slice]]:
             left -= each.size
     if batch:
         yield batch
-
-
-def _with_summands(
-    rows: Sequence[Summands], chunk: int
-) -> Iterator[tuple[list[_Slice], list[list[tuple[torch.Tensor, float]]]]]:
-    """Yield the batches of rows, and the summands of each slice with their weights."""
-    row, flats = -1, []
-    for batch in _batches([_size(one.target) for one in rows], chunk):
-        summands = []
-        for each in batch:
-            if each.row != row:
-                row = each.row
-                flats = [(_flat(values), weight) for values, weight in rows[row].own]
-            summands.append([(each.of(flat), weight) for flat, weight in flats])
-        yield batch, summands
 
 
 def _mean_memory(row: Summands) -> torch.Tensor:
@@ -305,14 +279,10 @@ def is_launched(device: torch.device) -> bool:
 # ------------------------------------------------------------
 # Let each logical worker of a step begin with the same buffers: those that the step began with.
 #
-# Buffers are what a model keeps beside its parameters, such as BatchNorm's averages. At the end of
-# the step each buffer is the mean over all logical workers (`LogicalBuffers`).
-#
 # After each pass the buffers are compared with their values at the beginning of the step, and what
 # the pass has changed is kept. On a GPU the processor would have to wait for the pass there. So
 # small buffers on a GPU are kept whether they have changed or not, and compared at the end of the
 # step.
-
 
 SMALL = 1 << 20  # elements; a larger buffer seldom changes, and to keep it takes memory
 
@@ -494,12 +464,8 @@ def arithmetic() -> Arithmetic:
 @functools.cache
 def _instructions(on_gpu: bool) -> str:
     """Return by what this process computes; `on_gpu`: a GPU, too, which is not started here."""
-    environ = environment()
-    used = [
-        f"ATen {torch.backends.cpu.get_cpu_capability()}",
-        of_onednn(environ),
-        of_mkl(environ),
-    ]
+    environ, capability = environment(), torch.backends.cpu.get_cpu_capability()
+    used = [f"ATen {capability}", of_onednn(environ), of_mkl(environ)]
     return ", ".join([*used, torch.cuda.get_device_name()] if on_gpu else used)
 
 
@@ -514,9 +480,7 @@ class LogicalSums:
     def __init__(
         self, worker: Worker, model: torch.nn.Module, suffix: str, passes: int = 1
     ) -> None:
-        self._worker = worker
-        self._passes = passes
-        self._suffix = suffix
+        self._worker, self._suffix, self._passes = worker, suffix, passes
         self._kept: dict[Gradient, list[tuple[torch.Tensor, float]]] = {}
         self._tensors = Tensors()
         self._step = -1  # the step that they are of
@@ -586,7 +550,12 @@ class LogicalSums:
             found.append((gradient, own))
             if weight:
                 self._kept.setdefault(gradient, []).append((own, weight))
-        _refuse_any(not_computed)
+        if not_computed:  # read at once: each read waits for the device
+            device = not_computed[0][1].device
+            is_set = torch.stack([has_value.to(device) for _, has_value in not_computed]).tolist()
+            for (name, _), has_value in zip(not_computed, is_set, strict=True):
+                if has_value:
+                    raise UsageError(SET_BY_HAND.format(name=name))
         after = self._buffers.end_piece(weight > 0)
         self._audit.end_pass(lambda: self._digests(found, after))
 
@@ -628,18 +597,11 @@ class LogicalSums:
         names = [_name(each) for each in gradients] + self._buffers.names
         self._audit.compare(names, pieces, alike, together)
         found = exact_means(rows, pieces, alike, self._tensors, together)
-        count = len(gradients)
+        pairs = zip(gradients, found, strict=False)
+        after = zip(rows[len(gradients) :], found[len(gradients) :], strict=True)
         return Means(
-            [
-                (each, mean)
-                for each, mean in zip(gradients, found, strict=False)
-                if mean is not None
-            ],
-            [
-                (row.target, mean)
-                for row, mean in zip(rows[count:], found[count:], strict=True)
-                if mean is not None
-            ],
+            [(each, mean) for each, mean in pairs if mean is not None],
+            [(row.target, mean) for row, mean in after if mean is not None],
         )
 
     def _digests(
@@ -661,14 +623,3 @@ class LogicalSums:
 
 def _name(gradient: Gradient) -> str:
     return f"the gradient of {gradient.name}"
-
-
-def _refuse_any(gradients: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Raise UsageError for the first of pairs of a gradient's name and whether it has a value."""
-    if not gradients:
-        return
-    device = gradients[0][1].device
-    found = torch.stack([has_value.to(device) for _, has_value in gradients]).tolist()
-    for (name, _), has_value in zip(gradients, found, strict=True):
-        if has_value:
-            raise UsageError(SET_BY_HAND.format(name=name))

@@ -2,8 +2,7 @@
 
 The rate of an update is set right before the update, when every worker knows how many samples the
 update has. So it is the same on all workers, whatever the batches are and whichever workers have
-joined or left. A script may call ``scheduler.step()`` as for PyTorch's own schedulers; the call
-changes no rate. :func:`follow_policy` makes a schedule from the job's policy file.
+joined or left.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
@@ -27,39 +25,31 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 from edl.binding.process import current_worker
-from edl.binding.replica import PLAIN, map_leaves
+from edl.binding.replica import map_leaves
 from edl.errors import UsageError
 from edl.record import dict_of_kind, kind_of_dict
 from edl.schedules import Constant, Scaling, Schedule
 from edl.step.source import StepInterval
 from edl.torch.gradients import Arguments, after_closure
-from edl.torch.optimizer_state import can_save, stepping, with_inner_optimizers
+from edl.torch.optimizer_state import PORTABLE, can_save, stepping, with_inner_optimizers
 from edl.worker.loader_steps import Update
 
 logger = logging.getLogger(__name__)
 
 
 # ------------------------------------------------------------
-# Share the states of a script's LR schedulers, if they are of PyTorch's base class.
-#
-# `Schedulers` shares them. A script makes its scheduler as with PyTorch alone; a newcomer, and a
-# job that is resumed, must go on with the learning rate of the job. The module also warns of
-# schedules that depend on the number of steps (`warn_of_counted_steps`, `warn_of_a_changed_batch`),
-# because a job whose size changes has no fixed number of steps.
-
+# Share the states of a script's LR schedulers, if they are of PyTorch's base class: a newcomer, and
+# a job that is resumed, must go on with the learning rate of the job. And warn of schedules that
+# depend on the number of steps, since a job whose size changes has no fixed number of them.
 
 STAYS = "edl: stays with each worker"  # takes the place of a value that cannot be sent
-
 _LISTS = (list, tuple)
 
 _made: list[weakref.ref[LRScheduler]] = []
-
 _warned_of: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
 # By scheduler that counts samples: the steps that it had made before the job's first sample.
 _counting_samples: weakref.WeakKeyDictionary[LRScheduler, int] = weakref.WeakKeyDictionary()
-
 _step_values: weakref.WeakKeyDictionary[LRScheduler, float] = weakref.WeakKeyDictionary()
-
 _intervals: weakref.WeakKeyDictionary[LRScheduler, StepInterval] = weakref.WeakKeyDictionary()
 
 
@@ -109,9 +99,12 @@ class Schedulers:
         return [
             {
                 "kind": type(scheduler).__name__,
-                "state": _portable(scheduler.state_dict()),
+                "state": map_leaves(
+                    scheduler.state_dict(),
+                    lambda leaf, _: leaf if isinstance(leaf, PORTABLE) else STAYS,
+                ),
                 "steps_before": steps_before_samples(scheduler),
-                "interval": [*(interval_of(scheduler) or ())],
+                "interval": [*(_intervals.get(scheduler) or ())],
             }
             for scheduler in self._mine(but)
         ]
@@ -120,14 +113,14 @@ class Schedulers:
         """Load the job's states into schedulers of the same classes; return the others' classes."""
         mine, unfit = self._mine(but), []
         for theirs in reversed(states):  # the newest first: an earlier one may be of another stage
-            fits = [one for one in mine if type(one).__name__ == theirs["kind"]]
-            if fits:
-                mine.remove(fits[-1])
-                load_scheduler(fits[-1], theirs["state"])
-                if fits[-1] in _counting_samples and "steps_before" in theirs:
-                    go_on(fits[-1], theirs["steps_before"], theirs.get("interval"))
-            else:
+            same = [one for one in mine if type(one).__name__ == theirs["kind"]]
+            if not same:
                 unfit.append(theirs["kind"])
+                continue
+            mine.remove(same[-1])
+            load_scheduler(same[-1], theirs["state"])
+            if same[-1] in _counting_samples and "steps_before" in theirs:
+                go_on(same[-1], theirs["steps_before"], theirs.get("interval"))
         return unfit[::-1]
 
     def _mine(self, but: Collection[Any]) -> list[LRScheduler]:
@@ -175,25 +168,15 @@ def counts_samples(
         _intervals[scheduler] = interval
 
 
-def counts_steps(scheduler: LRScheduler) -> None:
-    """Take back `counts_samples` for `scheduler`."""
-    del _counting_samples[scheduler]
-    _intervals.pop(scheduler, None)
-
-
 def go_on(scheduler: LRScheduler, steps_before: int, interval: Sequence[Any] | None) -> None:
     """Let a scheduler go on with the samples of the job, perhaps with another global batch."""
-    mine, theirs = interval_of(scheduler), StepInterval(*interval) if interval else None
+    mine, theirs = _intervals.get(scheduler), StepInterval(*interval) if interval else None
     if mine is not None and theirs is not None:
         if has_own_function(scheduler):  # to which the script's interval belongs
             steps_before = mine.steps(theirs.samples(steps_before))
         else:  # the loaded state has the number of steps, to which the job's interval belongs
             mine = theirs
     counts_samples(scheduler, steps_before, mine)
-
-
-def interval_of(scheduler: LRScheduler) -> StepInterval | None:
-    return _intervals.get(scheduler)
 
 
 def has_own_function(scheduler: LRScheduler) -> bool:
@@ -236,11 +219,6 @@ def _alive() -> list[LRScheduler]:
     return [one for ref in _made if (one := ref()) is not None]
 
 
-def _portable(state: dict[str, Any]) -> Any:
-    values = (*PLAIN, np.ndarray, np.generic, torch.Tensor)
-    return map_leaves(state, lambda leaf, _: leaf if isinstance(leaf, values) else STAYS)
-
-
 def savable(states: list[dict[str, Any]]) -> Any:
     return map_leaves(states, lambda leaf, _: leaf if can_save(leaf) else STAYS)
 
@@ -275,7 +253,6 @@ def _has_marker(state: Any) -> bool:
 
 
 BEFORE, INTERVAL = "edl_steps_before", "edl_interval"  # keys in the state of an InSamples
-
 UNSCALED = {"Rprop", "ASGD", "Adafactor"}  # their rate is no factor of the update
 
 
@@ -312,8 +289,8 @@ class LRSchedule(LRScheduler):
         self._keeps_ratios = keep_ratios
         self._ratios: list[float] = []
         several = [schedule] * groups if isinstance(schedule, Schedule) else schedule
-        fits = isinstance(several, Sequence) and len(several) == groups
-        if not fits or not all(isinstance(one, Schedule) for one in several):
+        is_of_groups = isinstance(several, Sequence) and len(several) == groups
+        if not is_of_groups or not all(isinstance(one, Schedule) for one in several):
             raise UsageError(
                 f"edl.LRSchedule needs a schedule of edl.schedules, or {groups}, one for each "
                 "parameter group"
@@ -351,7 +328,7 @@ class LRSchedule(LRScheduler):
         factor = 1.0
         if scaling is not None:
             factor = scaling.at(update.number, update.batches, update.noise.changes)
-        self._see_groups()
+        self._extend_to_new_groups()
         groups = self.optimizer.param_groups
         for group, schedule, ratio in zip(groups, self.schedules, self._ratios, strict=True):
             rate = factor * ratio * schedule.at(update.after)
@@ -361,8 +338,7 @@ class LRSchedule(LRScheduler):
                 group["lr"] = rate
         self._last_lr = self.get_lr()
 
-    def _see_groups(self) -> None:
-        """Extend the schedule to parameter groups that the script has added since."""
+    def _extend_to_new_groups(self) -> None:
         refuse_changed_groups(self.optimizer, len(self._ratios), "edl.LRSchedule", may_grow=True)
         new = self.optimizer.param_groups[len(self._ratios) :]
         self._ratios += [
@@ -452,19 +428,16 @@ class InSamples:
         loaded = {name: vars(scheduler).pop(name, None) for name in (BEFORE, INTERVAL)}
         counts_samples(scheduler, 0, StepInterval(batch, epoch))
         go_on(scheduler, step_count(scheduler), loaded[INTERVAL])
-        self._hook = before_each_update(scheduler.optimizer, self._advance, "edl.in_samples")
+        self._hook = before_each_update(
+            scheduler.optimizer, lambda update: self._advance_to(update.before), "edl.in_samples"
+        )
 
     @property
     def _step_interval(self) -> StepInterval:
-        interval = interval_of(self.scheduler)
-        assert interval is not None
-        return interval
+        return _intervals[self.scheduler]
 
     def steps_of(self, samples: int) -> int:
         return steps_before_samples(self.scheduler) + self._step_interval.steps(samples)
-
-    def _advance(self, update: Update) -> None:
-        self._advance_to(update.before)
 
     def _advance_to(self, trained: int) -> None:
         scheduler, steps = self.scheduler, self.steps_of(trained)
@@ -475,7 +448,8 @@ class InSamples:
 
     def release(self) -> LRScheduler:
         self._hook.remove()
-        counts_steps(self.scheduler)
+        del _counting_samples[self.scheduler]
+        _intervals.pop(self.scheduler, None)
         return self.scheduler
 
     def step(self) -> None:
@@ -532,18 +506,18 @@ def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:
 
 
 def before_each_update(
-    optimizer: torch.optim.Optimizer, then: Callable[[Update], None], what: str
+    optimizer: torch.optim.Optimizer, then: Callable[[Update], None], caller: str
 ) -> RemovableHandle:
     """Let `then` be called right before each update, also one that others have made already."""
     if not hasattr(optimizer, "synchronize"):
         raise UsageError(
-            f"{what} needs the optimizer of the job: write optimizer = edl.Optimizer(optimizer, "
+            f"{caller} needs the optimizer of the job: write optimizer = edl.Optimizer(optimizer, "
             "model) before it"
         )
 
     if hasattr(optimizer, "_allreduce_delay"):  # Horovod's DistributedOptimizer
         raise UsageError(
-            f"{what} counts the samples of edl's own loader, and hvd.DistributedOptimizer trains "
+            f"{caller} counts the samples of edl's own loader, and hvd.DistributedOptimizer trains "
             "on others; use edl.DataLoader and edl.Optimizer, or a scheduler of PyTorch's"
         )
 

@@ -75,7 +75,9 @@ def Optimizer(
         raise UsageError(
             "gradients are dense after their reduction, which SparseAdam refuses; use Adam"
         )
-    if isinstance(optimizer, torch.optim.LBFGS) and _evaluates_again(optimizer):
+    if isinstance(optimizer, torch.optim.LBFGS) and any(
+        group["max_iter"] > 1 or group["line_search_fn"] for group in optimizer.param_groups
+    ):
         raise UsageError(AGAIN.format(kind="LBFGS"))
     _refuse_other_exchange(model)
     if current_worker().logical:
@@ -94,10 +96,6 @@ def Optimizer(
     optimizer.skip_synchronize = contextlib.nullcontext  # type: ignore[attr-defined]
     follow_policy(optimizer)
     return optimizer
-
-
-def _evaluates_again(lbfgs: torch.optim.LBFGS) -> bool:
-    return any(g["max_iter"] > 1 or g["line_search_fn"] for g in lbfgs.param_groups)
 
 
 def _refuse_other_exchange(model: torch.nn.Module) -> None:
@@ -152,7 +150,8 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
         if hooked is not optimizer and stepping is optimizer:
             return None
         if stepping is None:  # else the step() of a class calls that of its base class
-            options = _numbers_between(optimizer, reduction)
+            between = reduction.accumulation.is_between_microbatches
+            options = option_numbers(optimizer) if between else None
         stepping = hooked
         return after_closure(arguments, named, begin)
 
@@ -162,32 +161,17 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
             return
         stepping = None
         if reduction.accumulation.is_between_microbatches:
-            _refuse_counting(optimizer, options)
+            # Its next update would depend on how many microbatches came before. None: it was to
+            # make the update, and a death has given this worker another microbatch meanwhile.
+            if options is not None and options != option_numbers(optimizer):
+                raise UsageError(COUNTS.format(kind=type(optimizer).__name__))
             return
-        _end_step(optimizer, reduction)
+        if not reduction.step.done:
+            raise UsageError(f"{type(optimizer).__name__}.step() has not evaluated its closure")
+        # A GradScaler leaves it to some optimizers to skip the update; this is on their device.
+        found_inf = getattr(optimizer, "found_inf", None)
+        reduction.end_step(skipped=False if found_inf is None else found_inf)
 
     for each in dict.fromkeys((optimizer, stepping_in(optimizer))):  # SAM's second step
         each.register_step_pre_hook(before)
         each.register_step_post_hook(after)
-
-
-def _end_step(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> None:
-    if not reduction.step.done:
-        raise UsageError(f"{type(optimizer).__name__}.step() has not evaluated its closure")
-    # A GradScaler leaves it to some optimizers to skip the update; this is on their device.
-    found_inf = getattr(optimizer, "found_inf", None)
-    reduction.end_step(skipped=False if found_inf is None else found_inf)
-
-
-def _numbers_between(
-    optimizer: torch.optim.Optimizer, reduction: GradientReduction
-) -> Numbers | None:
-    between = reduction.accumulation.is_between_microbatches
-    return option_numbers(optimizer) if between else None
-
-
-def _refuse_counting(optimizer: torch.optim.Optimizer, before: Numbers | None) -> None:
-    # Its next update would depend on how many microbatches came before. None: it was to make the
-    # update, and a death has given this worker another microbatch meanwhile.
-    if before is not None and before != option_numbers(optimizer):
-        raise UsageError(COUNTS.format(kind=type(optimizer).__name__))

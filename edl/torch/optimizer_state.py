@@ -1,11 +1,9 @@
 """Read and write the state of an optimizer, also of one that wraps another (Lookahead, SAM).
 
-:func:`state_of` reads a state, :func:`load_state` writes it. Wrappers are written in many ways:
-without ``Optimizer.__init__``, with a ``state_dict()`` that names parameters by their addresses, or
-one that leaves out the state of the inner optimizer. So a wrapper's own ``state_dict()`` is not
-called: the state of the wrapper and of each optimizer in it is read from ``state`` and
-``param_groups``. A loaded state is written into these same dict objects, because several attributes
-of a wrapper may refer to one dict.
+Wrappers are written in many ways: without ``Optimizer.__init__``, with a ``state_dict()`` that
+names parameters by their addresses, or leaves out the state of the inner optimizer. So the state of
+a wrapper and of each optimizer in it is read from ``state`` and ``param_groups``, and loaded into
+these same dict objects, because several attributes of a wrapper may refer to one dict.
 """
 
 from __future__ import annotations
@@ -31,16 +29,13 @@ logger = logging.getLogger(__name__)
 # ------------------------------------------------------------
 # Map the names in a model's `state_dict()` to the tensors that the workers of a job share.
 #
-# `state_dict_names` does it. A job shares each tensor of a model once, also buffers that are not
-# persistent. `state_dict()` has a tied tensor under each of its names and leaves out buffers that
-# are not persistent. It also holds what `get_extra_state()` of the modules returns
-# (`extra_states`), and values that their state-dict hooks add. All names are those of the model as
-# it is without `torch.compile` (`plain_name`), so that a job may use it or not.
-
+# A job shares each tensor of a model once, also buffers that are not persistent. `state_dict()` has
+# a tied tensor under each of its names, leaves out these buffers, and holds what
+# `get_extra_state()` of the modules returns and their state-dict hooks add. All names are those of
+# the model as it is without `torch.compile`, so that a job may use it or not.
 
 COMPILED = "_orig_mod."  # torch.compile puts the model into a module, under this name
-
-_PORTABLE = (*PLAIN, np.ndarray, np.generic, torch.Tensor)
+PORTABLE = (*PLAIN, np.ndarray, np.generic, torch.Tensor)  # what workers send each other
 
 
 def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, Any]]:
@@ -61,7 +56,7 @@ def extra_states(model: torch.nn.Module) -> dict[str, Any]:
     return {
         name: state
         for name, module in _with_extra_state(model)
-        if is_portable(state := module.get_extra_state())
+        if _all_leaves(state := module.get_extra_state(), lambda leaf: isinstance(leaf, PORTABLE))
     }
 
 
@@ -69,10 +64,6 @@ def load_extra_states(model: torch.nn.Module, states: Mapping[str, Any]) -> None
     for name, module in _with_extra_state(model):
         if name in states:
             module.set_extra_state(states[name])
-
-
-def is_portable(value: Any) -> bool:
-    return _all_leaves(value, lambda leaf: isinstance(leaf, _PORTABLE))
 
 
 def can_save(value: Any) -> bool:
@@ -102,14 +93,9 @@ def _with_extra_state(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Mo
 
 
 def _all_leaves(value: Any, test: Callable[[Any], bool]) -> bool:
-    odd: list[Any] = []
-
-    def note(leaf: Any, _where: str) -> None:
-        if not test(leaf):
-            odd.append(leaf)
-
-    map_leaves(value, note)
-    return not odd
+    found: list[bool] = []
+    map_leaves(value, lambda leaf, _: found.append(test(leaf)))
+    return all(found)
 
 
 # ------------------------------------------------------------
@@ -133,7 +119,7 @@ def laid_out_like(
 # ------------------------------------------------------------
 # Share an optimizer's parameter groups and `requires_grad` flags with the job's state.
 #
-# `ParameterGroups` shares the groups, `Flags` the flags. A script may add a group in epoch 2,
+# A script may add a group in epoch 2,
 # remove one, or freeze parameters. A newcomer that begins in epoch 5, and a job that is resumed
 # there, have not run that code: they receive the groups and the flags with the job's state. The
 # groups that a newcomer's script has *before its loop* must be those that the job began with, or be
@@ -182,7 +168,13 @@ class ParameterGroups:
             return
         is_same_script = self._at_start == theirs["at_start"]
         if not is_same_script and any(each not in wanted for each in mine):
-            raise UsageError(_other_groups(mine, wanted))
+            number, odd = next((n, each) for n, each in enumerate(mine) if each not in wanted)
+            raise UsageError(
+                f"parameter group {number} of this script's optimizer has {some(odd)}, and the job "
+                f"has no such group: its {len(wanted)} have "
+                f"{'; '.join(some(each) for each in wanted)}; make the groups as the job's script "
+                "does, or start a new job"
+            )
         known = {plain_name(name): one for name, one in self._model.named_parameters()}
         known |= optimizer_parameters(self._optimizer, self._model)
         if unknown := [name for group in wanted for name in group if name not in known]:
@@ -209,15 +201,11 @@ class ParameterGroups:
                 group["params"] = list(zip(names, parameters, strict=True))
             type(optimizer).add_param_group(optimizer, group)
             groups += optimizer.param_groups
-            self._receive(set(parameters))
+            if not self._received:
+                vars(optimizer)["add_param_group"] = self._add
+            self._received.append(set(parameters))
         optimizer.param_groups[:] = groups  # in place: other objects may hold the list
         logger.info("the optimizer has the job's %d parameter groups now", len(groups))
-
-    def _receive(self, parameters: set[torch.Tensor]) -> None:
-        """Record a group that came with the job's state, by the set of its parameters."""
-        if not self._received:
-            vars(self._optimizer)["add_param_group"] = self._add
-        self._received.append(parameters)
 
     def _add(self, group: dict[str, Any]) -> None:
         given = group["params"]
@@ -260,23 +248,11 @@ def _same(one: Iterable[torch.Tensor], other: Iterable[torch.Tensor]) -> bool:
     return [*map(id, one)] == [*map(id, other)]
 
 
-def _other_groups(mine: Names, wanted: Names) -> str:
-    number, odd = next((n, each) for n, each in enumerate(mine) if each not in wanted)
-    return (
-        f"parameter group {number} of this script's optimizer has {some(odd)}, and the job has no "
-        f"such group: its {len(wanted)} have {'; '.join(some(each) for each in wanted)}; make the "
-        "groups as the job's script does, or start a new job"
-    )
-
-
-_HOOKS = (
-    "_optimizer_step_pre_hooks",
-    "_optimizer_step_post_hooks",
-    "_optimizer_state_dict_pre_hooks",
-    "_optimizer_state_dict_post_hooks",
-    "_optimizer_load_state_dict_pre_hooks",
-    "_optimizer_load_state_dict_post_hooks",
-)
+_HOOKS = [
+    f"_optimizer_{call}_{when}_hooks"
+    for call in ("step", "state_dict", "load_state_dict")
+    for when in ("pre", "post")
+]
 
 
 def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:

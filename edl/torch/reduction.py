@@ -1,26 +1,18 @@
 """Reduce gradients: send them while backward still runs, weight them, and average them exactly.
 
-:class:`GradientReduction` does it for one optimizer. Each parameter's gradient goes to Horovod the
-moment autograd has accumulated it. It is weighted by two factors, one before and one after the
-average, see :mod:`edl.step.weighting`: if all workers train full batches, both are 1 and
-nothing is multiplied. The local gradient is never written to before the step is complete, so that a
-survivor of a broken ring can send it again (promise 5 of docs/explanation/guarantees.md). After the
-step its memory receives the next average. So a parameter needs memory for two gradients, and no
-gradient is copied, unless its parameter is not row-major.
+Autograd hands each parameter's gradient to Horovod the moment it has accumulated it. The gradient
+is weighted before and after the average (:mod:`edl.step.weighting`); with full batches both factors
+are 1 and nothing is multiplied. The local gradient is not written to before the step is complete,
+so that a survivor of a broken ring can send it again (promise 5 of docs/explanation/guarantees.md).
+After the step its memory receives the next average: memory for two gradients a parameter, and no
+copy unless the parameter is not row-major. When ``backward()`` returns, each gradient is the mean
+over the global batch, so scripts clip and scale the job's gradients.
 
-When ``backward()`` returns, each gradient is the mean over the global batch. So what scripts do
-with gradients then (clipping, loss scaling, looking for overflow) they do with the job's gradients.
-
-With several optimizers, a backward pass may add to gradients that are the mean already. Then the
-local gradients take the places of the means before anything is added, and the sums are sent again.
-The survivors of a broken ring need the local gradients, too.
-
-Inside of ``no_sync()``, and in all but the last of an optimizer's ``backward_passes_per_step``,
-gradients are added up here, each weighted by the samples of its batch, and sent with the gradients
-of the last pass. Those of logical workers (:mod:`edl.torch.logical`) are added up exactly.
-
-:mod:`edl.step.engine` decides whether a step sets the gradients to their mean, or changes
-no weights. All workers together decide which parameters have a gradient.
+With several optimizers a backward pass may add to gradients that are the mean already: before it
+does, the local gradients take the places of the means, and the sums are sent again. Inside of
+``no_sync()``, and in all but the last of ``backward_passes_per_step``, gradients are added up here,
+each weighted by the samples of its batch. Those of logical workers are added up exactly
+(:mod:`edl.torch.logical`).
 """
 
 from __future__ import annotations
@@ -30,7 +22,7 @@ import logging
 import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -56,15 +48,13 @@ from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-
 # ------------------------------------------------------------
 # Coordinate all optimizers of a script, and the backward passes that compute their gradients.
 #
-# `Optimizers` does it. With one optimizer `step` ends a step. With several, a step ends when the
-# next backward pass begins after an update, or when the script asks for the next batch. One that
-# takes two backward passes for an update (SAM) is treated like several. All gradients that the
-# updates of a step need are reduced before the first of these updates. See `engine`.
-
+# With one optimizer `step` ends a step. With several, a step ends when the next backward pass
+# begins after an update, or when the script asks for the next batch. One that takes two backward
+# passes for an update (SAM) is treated like several. All gradients that the updates of a step need
+# are reduced before the first of these updates. See `engine`.
 
 MANY_SKIPPED = 100  # in a row; a GradScaler that begins at 2**16 skips 20 or so
 
@@ -84,55 +74,6 @@ UPDATE_FAILED = (
 )
 
 
-class OptimizerReduction(Protocol):
-    """The interface through which `Optimizers` directs the reduction of one optimizer."""
-
-    accumulation: Accumulation
-
-    @property
-    def step(self) -> OptimizerStep:
-        """The current step of this optimizer: its number, its state and its events so far."""
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether `exchange` may be called: a step is open, not reduced, and there are others."""
-
-    @property
-    def is_broken_off(self) -> bool:
-        """Whether a backward pass of the current step was ended by an exception."""
-
-    @property
-    def has_sums(self) -> bool:
-        """Whether gradients were accumulated in the current step and not sent yet."""
-
-    def exchange(self, payload: bytes) -> list[bytes]:
-        """Send `payload` to all workers in the current step; return all payloads in rank order."""
-
-    def refuse_changed(self) -> None:
-        """Raise UsageError if the script has changed a gradient that is reduced in this step."""
-
-    def backward_ended(self) -> None:
-        """Reduce the gradients of this optimizer at the end of a backward pass."""
-
-    def backward_failed(self) -> None:
-        """Mark gradients as void that were sent in a backward pass that an exception has ended."""
-
-    def finish(self) -> None:
-        """Wait until each gradient of this optimizer is the mean over the global batch."""
-
-    def skip(self) -> None:
-        """Reduce the current step's gradients with all workers, and end it without an update."""
-
-    def note_skipped(self) -> None:
-        """Record at the end of a step, in `LastStep.skipped`, whether the update was skipped."""
-
-    def begin_piece(self, seed: int) -> None:
-        """Prepare for the pass of a logical worker; `seed` is the script's own random seed."""
-
-    def end_batch(self) -> None:
-        """Prepare for the next batch; end a step whose reduced gradients were not applied."""
-
-
 class Optimizers:
     """All optimizers of the script, by their reductions, in the order of their creation."""
 
@@ -144,17 +85,17 @@ class Optimizers:
         self.wait_for_step = False
         self.never_none: frozenset[torch.nn.Parameter] = frozenset()  # zeros if none computes one
         self.scaler: torch.amp.GradScaler | None = None  # the one that was used last
-        self._reductions: list[OptimizerReduction] = []
-        self._computed: list[OptimizerReduction] = []  # in the current backward pass
+        self._reductions: list[GradientReduction] = []
+        self._computed: list[GradientReduction] = []  # in the current backward pass
         self._skipped = 0  # batches in a row without an update
-        self._updating: dict[OptimizerReduction, int] = {}  # the last step whose update was begun
+        self._updating: dict[GradientReduction, int] = {}  # the last step whose update was begun
         self._numbers: RandomNumbers | None = None
-        self._owners: dict[torch.nn.Parameter, OptimizerReduction] = {}
+        self._owners: dict[torch.nn.Parameter, GradientReduction] = {}
         self.backward_end = BackwardEnd(self._backward_ended)
         worker.loader.on_reduced, worker.loader.on_pass = self._reduced, self.begin_piece
         worker.finishing.end_batch = self.end_batch
 
-    def add(self, reduction: OptimizerReduction, two_passes: bool = False) -> None:
+    def add(self, reduction: GradientReduction, two_passes: bool = False) -> None:
         progress = self.worker.loader.progress
         if self._reductions and (progress.has_state or self.worker.loader.begun):
             raise UsageError(
@@ -171,11 +112,13 @@ class Optimizers:
         self._reductions.append(reduction)
         self.several = self.several or several
         if self.several:
-            self.worker.loader.before_exchange = self._end_updated_step
+            self.worker.loader.before_exchange = lambda: (
+                self._end_step() if self.worker.loader.engine.updates else None
+            )
             for each in self._reductions:
                 each.accumulation.watch_all()
 
-    def own(self, parameter: torch.nn.Parameter, name: str, owner: OptimizerReduction) -> None:
+    def own(self, parameter: torch.nn.Parameter, name: str, owner: GradientReduction) -> None:
         """Record that one optimizer trains a parameter."""
         if self._owners.setdefault(parameter, owner) is not owner:
             raise UsageError(
@@ -202,7 +145,7 @@ class Optimizers:
 
     # --- backward passes
 
-    def computed(self, reduction: OptimizerReduction) -> None:
+    def computed(self, reduction: GradientReduction) -> None:
         if reduction not in self._computed:
             self._computed.append(reduction)
         self.backward_end.expect()
@@ -225,8 +168,7 @@ class Optimizers:
             return
         self.backward_end.failed = False
         computed, self._computed = self._computed, []
-        broken = [each for each in self._reductions if each in computed]
-        for reduction in broken:
+        for reduction in computed:
             reduction.backward_failed()
 
     @contextlib.contextmanager
@@ -250,7 +192,7 @@ class Optimizers:
                 self._note_skipped()
             self.worker.loader.next_part()
 
-    def begin_update(self, updating: OptimizerReduction) -> None:
+    def begin_update(self, updating: GradientReduction) -> None:
         if any(each.has_sums and each is not updating for each in self._reductions):
             raise UsageError(
                 "with several optimizers, gradients are accumulated for all of them in the same "
@@ -260,7 +202,7 @@ class Optimizers:
         self._skipped = 0
         self._updating[updating] = updating.step.number
 
-    def reduce_broken_off(self, updating: OptimizerReduction) -> None:
+    def reduce_broken_off(self, updating: GradientReduction) -> None:
         """Before an update, reduce gradients of a backward pass that an exception has ended."""
         if any(each.is_broken_off for each in self._reductions):
             # The others have reduced all of these at the end of that pass, and wait for this one.
@@ -280,7 +222,15 @@ class Optimizers:
         """Prepare for the next batch; gradients that were not applied are a skipped update."""
         if self.worker.loader.open:
             self._refuse_broken_off()
-            self._count_skipped()
+            updates = self.worker.loader.engine.updates
+            if not updates and any(each.step.is_decided for each in self._reductions):
+                self._skipped += 1
+                if self._skipped == MANY_SKIPPED:
+                    logger.warning(
+                        "%d batches in a row had a backward() and no optimizer.step(): the model "
+                        "does not change; call optimizer.step() for each batch",
+                        MANY_SKIPPED,
+                    )
             if self._is_decided:
                 self._end_step()
         for each in self._reductions:
@@ -326,18 +276,6 @@ class Optimizers:
             if number == each.step.number and each.step.state is StepState.REDUCED:
                 raise UsageError(UPDATE_FAILED)
 
-    def _count_skipped(self) -> None:
-        """Count batches in a row with reduced gradients and no update; log a warning at 100."""
-        updates = self.worker.loader.engine.updates
-        if not updates and any(each.step.is_decided for each in self._reductions):
-            self._skipped += 1
-            if self._skipped == MANY_SKIPPED:
-                logger.warning(
-                    "%d batches in a row had a backward() and no optimizer.step(): the model does "
-                    "not change; call optimizer.step() for each batch",
-                    MANY_SKIPPED,
-                )
-
     @property
     def _is_decided(self) -> bool:
         """Whether one of several optimizers has reduced gradients or made an update in the step."""
@@ -345,10 +283,6 @@ class Optimizers:
         return self.several and bool(
             updates or any(each.step.is_decided for each in self._reductions)
         )
-
-    def _end_updated_step(self) -> None:
-        if self.worker.loader.engine.updates:
-            self._end_step()
 
     def _end_step(self) -> None:
         self._note_skipped()
@@ -363,13 +297,12 @@ class Optimizers:
 # ------------------------------------------------------------
 # Measure the squared norms of PyTorch's gradients, for the gradient noise scale.
 #
-# `TorchNoise` measures them. For an optimizer of Adam's kind the norms are those of the scaled
+# For an optimizer of Adam's kind the norms are those of the scaled
 # gradient g / (sqrt(v) + eps), with the gradient g, Adam's running mean v of squared gradients and
 # its constant eps: a larger batch reduces the noise of the scaled gradient (adaptdl does the same).
 # Until v covers 5 steps, the norms are those of the gradients themselves.
 
-
-LEAST_STEPS = 5  # with fewer, Adam's v is a mean of too few gradients
+MIN_STEPS = 5  # with fewer, Adam's v is a mean of too few gradients
 
 
 class TorchNoise(NoiseMeter):
@@ -377,8 +310,7 @@ class TorchNoise(NoiseMeter):
         self, worker: Worker, optimizer: torch.optim.Optimizer, scale: Callable[[], float]
     ) -> None:
         super().__init__(worker)
-        self._optimizer = optimizer
-        self._scale = scale
+        self._optimizer, self._scale = optimizer, scale
 
     def show_reduced(self, averaged: Sequence[tuple[Gradient, torch.Tensor]]) -> None:
         """Record the norms of the local gradients and of the means, before these replace them."""
@@ -414,11 +346,15 @@ class TorchNoise(NoiseMeter):
         """Return what Adam divides the sampled numbers of the gradient of `parameter` by."""
         state = getattr(self._optimizer, "state", {}).get(parameter, {})
         squares, steps = state.get("exp_avg_sq"), float(state.get("step", 0))
-        if squares is None or squares.shape != parameter.shape or steps < LEAST_STEPS:
+        if squares is None or squares.shape != parameter.shape or steps < MIN_STEPS:
             return None
         if squares.is_complex():  # squares of the real and of the imaginary parts
             return None
-        group = next(g for g in self._optimizer.param_groups if _has(g["params"], parameter))
+        group = next(
+            group
+            for group in self._optimizer.param_groups
+            if any(each is parameter for each in group["params"])
+        )
         if not {"betas", "eps"} <= group.keys():  # not Adam: exp_avg_sq may mean something else
             return None
         correction = 1.0 - float(group["betas"][1]) ** steps
@@ -439,10 +375,6 @@ class TorchNoise(NoiseMeter):
         squares = torch.stack([norm.to(device) for norm in norms]).double().square()
         times = torch.tensor([times for _, times in gradients], dtype=torch.float64, device=device)
         return float(squares @ times)
-
-
-def _has(parameters: Sequence[torch.nn.Parameter], parameter: torch.nn.Parameter) -> bool:
-    return any(one is parameter for one in parameters)
 
 
 def _at_least_float32(numbers: torch.Tensor) -> torch.Tensor:
@@ -530,7 +462,15 @@ class GradientReduction:
         averages, self._averages = self._averages, None
         step = self._reduction.step
         if self._logical is not None and not step.changes_nothing:
-            self._place_means(self._logical)
+            # The gradients and the buffers become their means over all logical workers.
+            means, self._means = self._means, None
+            if means is None and (agreed := self._reduction.part.agreed):  # this worker is alone
+                means = self._logical.means(self._gradients, agreed, self._reduction.sending)
+            assert means is not None
+            self._take_over(means.gradients)
+            buffers = [buffer.detach() for buffer, _ in means.buffers]
+            copy_each(buffers, [mean for _, mean in means.buffers])
+            self._optimizers.begin_logical_update()
         elif averages is not None:
             if self._noise.wants:
                 self._noise.show_reduced(averages)
@@ -552,15 +492,6 @@ class GradientReduction:
     def forget(self) -> None:
         self._averages = self._means = None
         self._pending.forget()
-
-    def _place_means(self, logical: LogicalSums) -> None:
-        means, self._means = self._means, None
-        if means is None and (agreed := self._reduction.part.agreed):  # this worker is alone
-            means = logical.means(self._gradients, agreed, self._reduction.sending)
-        assert means is not None
-        self._take_over(means.gradients)
-        copy_each([one.detach() for one, _ in means.buffers], [mean for _, mean in means.buffers])
-        self._optimizers.begin_logical_update()
 
     def begin_piece(self, seed: int) -> None:
         """Prepare for the pass of a logical worker; `seed` is the script's own random seed."""
@@ -698,22 +629,21 @@ class GradientReduction:
             self._gradients.append(gradient)
 
     def _hook(self, parameter: torch.nn.Parameter) -> None:
-        part = self.accumulation.watch(parameter, lambda: self._expect_more(gradient))
+        def expect_more() -> None:  # autograd is about to add to it
+            if self._optimizers.several and gradient.name:
+                self._optimizers.see_failure()
+                self._optimizers.begin_anew()
+                if self._worker.loader.open:
+                    self._reduction.reopen()
+                    gradient.expect_more(self._reduction.step.number)
+
+        part = self.accumulation.watch(parameter, expect_more)
         gradient = self._hooked[parameter] = Gradient(parameter, part)
         if not can_have_gradient(parameter):
             return
         with requiring_gradient(parameter):
             listen: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
             listen(lambda _: self._accumulated(gradient))
-
-    def _expect_more(self, gradient: Gradient) -> None:
-        """Prepare `gradient` for an addition that autograd is about to make."""
-        if self._optimizers.several and gradient.name:
-            self._optimizers.see_failure()
-            self._optimizers.begin_anew()
-            if self._worker.loader.open:
-                self._reduction.reopen()
-                gradient.expect_more(self._reduction.step.number)
 
     def _accumulated(self, gradient: Gradient) -> None:
         """Send `gradient` to all workers, right after autograd has added to it."""
@@ -737,8 +667,7 @@ class GradientReduction:
             gradient.refuse_leftover(since=1)  # one write: autograd's addition
         gradient.computed, gradient.computed_in = step.number, accumulation.passes
         self._optimizers.computed(self)
-        padding = accumulation.is_watched and accumulation.is_padding(gradient.part, gradient.name)
-        if padding:
+        if accumulation.is_watched and accumulation.is_padding(gradient.part, gradient.name):
             gradient.parameter.grad = None
             return
         local = gradient.parameter.grad
@@ -851,36 +780,42 @@ class GradientReduction:
 # ------------------------------------------------------------
 # Give the job's learning curve the losses and the learning rate of a script with PyTorch.
 #
-# `watch_losses` replaces `torch.autograd.backward`, which `Tensor.backward` calls, because a script
-# need not name its loss to edl. Twice a second the number is copied, without a wait for the device;
-# all other calls only ask whether it is time.
+# `torch.autograd.backward`, which `Tensor.backward` calls, is replaced, because a script need not
+# name its loss to edl. Twice a second the number is copied, without a wait for the device; all
+# other calls only ask whether it is time.
 
-
-_see: Callable[[Any], None] | None = None
+_observe: Callable[[Any], None] | None = None
 
 
 def watch_losses(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> None:
-    global _see
+    global _observe
     worker = optimizers.worker
     meter, loader = worker.learning, worker.loader
-    meter.learning_rate = lambda: _number(optimizer.param_groups[0].get("lr"))
 
-    def see(tensors: Any) -> None:
+    def learning_rate() -> float | None:
+        try:
+            return float(optimizer.param_groups[0].get("lr"))  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            return None
+
+    meter.learning_rate = learning_rate
+
+    def observe(tensors: Any) -> None:
         if not meter.wants_loss or optimizers.several or worker.warming_up:
             return  # those of several optimizers have different meanings
         if loader.open and loader.batch_weight and (read := _reader(tensors, optimizers)):
             meter.see_loss(worker.step + 1, read)
 
-    if _see is None:
+    if _observe is None:
         plain = torch.autograd.backward
 
         def backward(tensors: Any, *arguments: Any, **named: Any) -> None:
-            if _see is not None:
-                _see(tensors)
+            if _observe is not None:
+                _observe(tensors)
             return plain(tensors, *arguments, **named)
 
         torch.autograd.backward = backward
-    _see = see
+    _observe = observe
 
 
 def _reader(loss: Any, optimizers: Optimizers) -> Callable[[], float | None] | None:
@@ -900,10 +835,3 @@ def _reader(loss: Any, optimizers: Optimizers) -> Callable[[], float | None] | N
         done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
     return lambda: float(copied) / scale if done.query() else None
-
-
-def _number(rate: Any) -> float | None:
-    try:
-        return float(rate)
-    except (TypeError, ValueError):
-        return None

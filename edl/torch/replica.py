@@ -1,6 +1,6 @@
 """Send, load, save and compare a PyTorch script's state, which all workers of a job share.
 
-:class:`TorchReplica` does it. :mod:`edl.binding.replica` has what is the same in every framework.
+:mod:`edl.binding.replica` has what is the same in every framework.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,6 @@ from edl.torch.gradients import LastStep
 from edl.torch.lr_schedules import Schedulers, load_scheduler, savable, step_values
 from edl.torch.optimizer_state import (
     Flags,
-    Names,
     ParameterGroups,
     can_save,
     copied_for_step,
@@ -70,14 +69,10 @@ logger = logging.getLogger(__name__)
 
 
 # ------------------------------------------------------------
-# Compute digests of tensors on the device where they are, by `digests`.
-#
-# A digest is a CRC-32, an integer (`replica`). On a device other than the CPU it is that of a
-# 64-bit checksum of the bytes, computed there.
-
+# Compute digests of tensors on the device where they are: a CRC-32, on a device other than the CPU
+# that of a 64-bit checksum of the bytes, computed there.
 
 CHUNK = 2**22  # elements that are weighted at a time: so much memory a device can spare
-
 PRIME, ODD = 0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D  # from the usual random generators
 
 
@@ -99,10 +94,11 @@ def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
         elif value.layout is not torch.strided or value.is_quantized or value.is_meta:
             digest = None
         elif value.device.type == "cpu":
-            digest = of_bytes(_kind(value), _bytes_of_part(value, part).numpy())
+            digest = of_bytes(_kind(value), _bytes_of(value)[part.start : part.stop].numpy())
         else:
             digest, kinds[name] = 0, _kind(value)
-            sums.setdefault(value.device, {})[name] = weighted_word_sum(_bytes_of_part(value, part))
+            data = _bytes_of(value)[part.start : part.stop]
+            sums.setdefault(value.device, {})[name] = weighted_word_sum(data)
         if digest is not None:
             found[name] = digest
     for on_device in sums.values():
@@ -131,9 +127,9 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
-def _bytes_of_part(tensor: torch.Tensor, part: ByteRange) -> torch.Tensor:
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1).view(torch.uint8)[part.start : part.stop]
+    return plain.contiguous().reshape(-1).view(torch.uint8)
 
 
 # ------------------------------------------------------------
@@ -183,9 +179,6 @@ def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 # ------------------------------------------------------------
 # Copy PyTorch state into host memory for a checkpoint, and turn such copies into tensors again.
-#
-# A `Copier` makes the copies, and `to_tensors` turns them into tensors.
-
 
 KIND = "torch"
 
@@ -271,27 +264,26 @@ def check_model(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Ten
 
 # ------------------------------------------------------------
 # Share the states of a script's GradScalers, so that a newcomer has the loss scale of the job.
-#
-# `Scalers` has their states; `see_scalers` tells when a scaler is used.
+
+_observe: Callable[[GradScaler], None] | None = None
 
 
-_see: Callable[[GradScaler], None] | None = None
-
-
-def see_scalers(see: Callable[[GradScaler], None]) -> None:
-    """Register `see`: `see(scaler)` is called each time a GradScaler is about to scale a loss."""
-    global _see
-    if _see is None:  # PyTorch has no hook for that, and a script need not name its scaler to edl
+def watch_scalers(observe: Callable[[GradScaler], None]) -> None:
+    """Call `observe(scaler)` each time a GradScaler is about to scale a loss."""
+    global _observe
+    if (
+        _observe is None
+    ):  # PyTorch has no hook for that, and a script need not name its scaler to edl
         scale = GradScaler.scale
 
         @functools.wraps(scale)
         def scale_seen(self: GradScaler, outputs: Any) -> Any:
-            if _see is not None and self.is_enabled():
-                _see(self)
+            if _observe is not None and self.is_enabled():
+                _observe(self)
             return scale(self, outputs)
 
         GradScaler.scale = scale_seen  # type: ignore[method-assign]
-    _see = see
+    _observe = observe
 
 
 class Scalers:
@@ -302,14 +294,13 @@ class Scalers:
         self._fresh: list[dict[str, Any]] = []  # their states when they were first seen
         self._awaiting: list[dict[str, Any]] = []  # states of the job's, by the same numbers
 
-    def see(self, scaler: GradScaler) -> None:
+    def add(self, scaler: GradScaler) -> None:
         if any(seen is scaler for seen in self._seen):
             return
-        number = len(self._seen)
         self._seen.append(scaler)
         self._fresh.append(scaler.state_dict())
-        if number < len(self._awaiting):
-            scaler.load_state_dict(self._awaiting[number])
+        if len(self._seen) <= len(self._awaiting):
+            scaler.load_state_dict(self._awaiting[len(self._seen) - 1])
 
     def states(self) -> list[dict[str, Any]]:
         known = [scaler.state_dict() for scaler in self._seen]
@@ -325,10 +316,7 @@ class Scalers:
 
 
 # ------------------------------------------------------------
-# Send PyTorch's tensors through the ring, by broadcasts: `TorchArrays`.
-#
-# `state` sends the rest of a state, and calls it for the tensors.
-
+# Send PyTorch's tensors through the ring, by broadcasts.
 
 COLLECTIVE_BYTES = 2**22  # what a worker receives and does not keep stays in the processor's cache
 
@@ -373,16 +361,22 @@ class TorchArrays:
         for number, piece in enumerate(parts_sent):
             size, kind = sum(reference.size for reference in piece), piece[0].device
             if arrays is not None:
-                parts = [_as_bytes(arrays[reference.index]) for reference in piece]
+                parts = [_bytes_of(arrays[reference.index]) for reference in piece]
                 flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+            elif keep and kind == "cpu" and self._reserved.get(size):
+                flat = self._reserved[size].pop()
             elif keep:
-                flat = self._kept_buffer(size, kind)
+                flat = torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
             else:  # one buffer for all: to touch new memory would cost more than the transfer
                 if kind not in scratch:
-                    scratch[kind] = _new_buffer(COLLECTIVE_BYTES, kind)
+                    device = _own_device(kind)
+                    scratch[kind] = torch.empty(COLLECTIVE_BYTES, dtype=torch.uint8, device=device)
                 flat = scratch[kind]
             buffers.append(flat)
-            handles += _start_broadcasts(flat, size, root, f"edl.state.{number}")
+            for start in range(0, size, COLLECTIVE_BYTES):
+                begin = start if size <= len(flat) else 0  # each overwrites a scratch buffer
+                part = flat[begin : begin + min(COLLECTIVE_BYTES, size - start)]
+                handles.append(broadcast_start(part, root, f"edl.state.{number}.{start}"))
         self._reserved.clear()
         failures: list[CollectiveFailed] = []
         for handle in handles:  # all of them, so that Horovod lets go of all buffers
@@ -405,32 +399,8 @@ class TorchArrays:
                 start = stop
         return received
 
-    def _kept_buffer(self, size: int, kind: str) -> torch.Tensor:
-        """Return a flat uint8 tensor of any content, into which a part of a state is received."""
-        if kind == "cpu" and self._reserved.get(size):
-            return self._reserved[size].pop()
-        return _new_buffer(size, kind)
-
 
 exchange = functools.partial(replica.exchange_state, TorchArrays())
-
-
-def _start_broadcasts(flat: torch.Tensor, size: int, root: int, name: str) -> list[int]:
-    handles = []
-    for start in range(0, size, COLLECTIVE_BYTES):
-        begin = start if size <= len(flat) else 0  # each overwrites a scratch buffer
-        part = flat[begin : begin + min(COLLECTIVE_BYTES, size - start)]
-        handles.append(broadcast_start(part, root, f"{name}.{start}"))
-    return handles
-
-
-def _new_buffer(size: int, kind: str) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    plain = tensor.resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _own_device(kind: str) -> torch.device:
@@ -440,16 +410,14 @@ def _own_device(kind: str) -> torch.device:
 
 
 # ------------------------------------------------------------
-# Find the options of an optimizer that its own `step()` computes: `ComputedOptions`.
+# Find the options of an optimizer that its own `step()` computes.
 #
 # The options of a parameter group are set by the script and its schedulers, such as `lr` and
 # `weight_decay`. Some optimizers also keep numbers there that `step()` computes from gradients
 # (Prodigy, D-Adaptation) or counts (schedule-free optimizers). A worker that missed a step needs
 # these from another worker, and must keep the others, which its script has yet to change.
 
-
 SCHEDULED = ("lr", "initial_lr")  # by schedulers, at any time
-
 Numbers = list[dict[str, Any]]  # of the options of each group, by name
 
 
@@ -524,30 +492,19 @@ class TorchGenerators:
 # ------------------------------------------------------------
 # Give edl access to the model, the optimizers and the tracked objects of a script.
 
-
 GROUPS = "edl: groups"  # a key in the state of an optimizer; missing in old checkpoints
 COMPUTED = "computed"  # a key in the state of its groups
-
 AVERAGES = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm, InstanceNorm
-
 NAMED = ("model", "requires_grad", "extra")  # the keys of a state under which names stand
 
 
-@dataclass(frozen=True)
 class _Trained:
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer  # as the script made it
-    last_step: LastStep
-    groups: ParameterGroups = field(init=False)
-    computed: ComputedOptions = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", ParameterGroups(self.optimizer, self.model))
-        object.__setattr__(self, "computed", ComputedOptions(self.optimizer))
-
-    def state_of_groups(self) -> dict[str, Any]:
-        """Return the state of `groups`, with the names of the computed options."""
-        return {**self.groups.state(), COMPUTED: sorted(self.computed.names)}
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, last_step: LastStep
+    ) -> None:
+        self.model, self.optimizer, self.last_step = model, optimizer, last_step
+        self.groups = ParameterGroups(optimizer, model)
+        self.computed = ComputedOptions(optimizer)
 
 
 class TorchReplica(FrameworkReplica):
@@ -597,10 +554,10 @@ class TorchReplica(FrameworkReplica):
         things = self.compared_things().items()
         return {n: thing for n, thing in things if not isinstance(thing, torch.amp.GradScaler)}
 
-    def see_scaler(self, scaler: torch.amp.GradScaler) -> None:
+    def add_scaler(self, scaler: torch.amp.GradScaler) -> None:
         """Add the state of `scaler`, which the script is about to use, to the shared state."""
         if not any(thing is scaler for thing in self.things().values()):
-            self._scalers.see(scaler)
+            self._scalers.add(scaler)
 
     def begin(self) -> None:
         self._flags.begin(self._parameters())
@@ -612,7 +569,10 @@ class TorchReplica(FrameworkReplica):
             "model": {name: tensor.detach() for name, tensor in self._model_tensors().items()},
             "non_persistent": sorted(self._non_persistent()),
             "optimizers": [
-                {**state_of(each.optimizer), GROUPS: each.state_of_groups()}
+                {
+                    **state_of(each.optimizer),
+                    GROUPS: {**each.groups.state(), COMPUTED: sorted(each.computed.names)},
+                }
                 for each in self._trained
             ],
             "requires_grad": self._flags.changed(self._parameters()),
@@ -707,9 +667,16 @@ class TorchReplica(FrameworkReplica):
                 f"this worker has {counted(len(self._trained), 'edl.Optimizer')}, and the job "
                 f"{len(state['optimizers'])}"
             )
-        fits = fitting(mine, state["model"], optional)
-        exact = all(same_kind(mine[name], state["model"][name]) for name in fits)
-        taken = self._set_by_a_step(mine, fits) if receive is Receive.STEP else fits
+        taken = fitting(mine, state["model"], optional)
+        exact = all(same_kind(mine[name], state["model"][name]) for name in taken)
+        if receive is Receive.STEP:
+            # The script changes all others: an average of the weights, a target network, a buffer.
+            trained: set[torch.Tensor] = set()
+            for each in self._trained:
+                trained |= {one for _, one in optimizer_parameters(each.optimizer, each.model)}
+                if self._averages_buffers:
+                    trained |= {*each.model.buffers()}
+            taken = [name for name in taken if mine[name] in trained]
         with torch.no_grad():
             for name in taken:
                 overwrite(mine[name], state["model"][name])
@@ -758,8 +725,15 @@ class TorchReplica(FrameworkReplica):
     def _load_step(each: _Trained, theirs: dict[str, Any], exact: bool) -> Callable[[], None]:
         """Load the result of a step that was missed; return what writes the same once more."""
         groups, own = theirs.pop(GROUPS), each.optimizer
-        if groups["now"] != each.groups.names:
-            theirs["state"] = _renumbered(theirs["state"], groups["now"], each.groups.names)
+        if groups["now"] != each.groups.names:  # its parameters are numbered as on this worker
+            names = [name for group in groups["now"] for name in group]
+            mine = [name for group in each.groups.names for name in group]
+            numbers = {name: number for number, name in enumerate(mine)}
+            theirs["state"] = {
+                numbers[names[key]] if isinstance(key, int) else key: value
+                for key, value in theirs["state"].items()
+                if not isinstance(key, int) or names[key] in numbers
+            }
         computed = groups[COMPUTED]
         # Its own options stay: its script and schedulers have yet to make the sender's changes.
         kept = copied_for_step(own, theirs)
@@ -785,21 +759,20 @@ class TorchReplica(FrameworkReplica):
             names |= {f"{prefix}{name}": f"{prefix}{tensor}" for name, tensor in found.items()}
             besides |= {f"{prefix}{name}": value for name, value in rest.items()}
         state = super().durable()
-        state["extra"] = [self._saved_extra(states) for states in state["extra"]]
+        extra = state["extra"]
+        state["extra"] = [
+            {name: value for name, value in states.items() if can_save(value)} for states in extra
+        ]
+        for states, saved in zip(extra, state["extra"], strict=True):
+            if unsaved := states.keys() - saved.keys() - self._unsaved:
+                self._unsaved |= unsaved
+                logger.warning(
+                    "checkpoints leave out the extra state of %s, which a file cannot hold: "
+                    "newcomers get it, but not a job that continues from a checkpoint",
+                    ", ".join(sorted(name or "the model" for name in unsaved)),
+                )
         state["schedulers"] = savable(state["schedulers"])
         return {**state, "state_dict": {"names": names, "besides": besides}}
-
-    def _saved_extra(self, states: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those extra states that a checkpoint can hold; warn once of each other one."""
-        saved = {name: state for name, state in states.items() if can_save(state)}
-        if unsaved := states.keys() - saved.keys() - self._unsaved:
-            self._unsaved |= unsaved
-            logger.warning(
-                "checkpoints leave out the extra state of %s, which a file cannot hold: newcomers "
-                "get it, but not a job that continues from a checkpoint",
-                ", ".join(sorted(name or "the model" for name in unsaved)),
-            )
-        return saved
 
     def copied(self, state: dict[str, Any]) -> Any:
         """Return `state` with tensors copied into host memory, which the next call overwrites."""
@@ -836,17 +809,6 @@ class TorchReplica(FrameworkReplica):
         tensors = self._model_tensors().items()
         return {n: tensor for n, tensor in tensors if isinstance(tensor, torch.nn.Parameter)}
 
-    def _set_by_a_step(
-        self, tensors: Mapping[str, torch.Tensor], names: Iterable[str]
-    ) -> list[str]:
-        # The script changes all others: an average of the weights, a target network, a buffer.
-        found: set[torch.Tensor] = set()
-        for each in self._trained:
-            found |= {one for _, one in optimizer_parameters(each.optimizer, each.model)}
-            if self._averages_buffers:
-                found |= {*each.model.buffers()}
-        return [name for name in names if tensors[name] in found]
-
     def _outside(
         self, each: _Trained, trained: Iterable[tuple[str, torch.nn.Parameter]]
     ) -> dict[str, torch.nn.Parameter]:
@@ -863,16 +825,6 @@ class TorchReplica(FrameworkReplica):
         return [f"{number}." for number in range(len(models))] if len(models) > 1 else [""]
 
 
-def _renumbered(state: dict[Any, Any], theirs: Names, mine: Names) -> dict[Any, Any]:
-    names = [name for group in theirs for name in group]
-    numbers = {name: number for number, name in enumerate(n for group in mine for n in group)}
-    return {
-        numbers[names[key]] if isinstance(key, int) else key: value
-        for key, value in state.items()
-        if not isinstance(key, int) or names[key] in numbers
-    }
-
-
 def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float]:
     rates, values = {}, {}
     for number, optimizer in enumerate(optimizers):
@@ -885,10 +837,6 @@ def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float]:
         for index, value in enumerate(step_values(optimizer)):
             values[f"{STEP_VALUE}{f' of scheduler {index}' if index else ''}{of}"] = value
     return rates | values
-
-
-# ------------------------------------------------------------
-# Provide `edl.torch.load_weights`, which loads the trained weights from a job's checkpoint.
 
 
 EXTRA = "_extra_state"  # the last part of the name of what get_extra_state() gives
@@ -913,8 +861,12 @@ def load_weights(
         CheckpointError: there is no undamaged file, or the model has other names or shapes; the
             model is then unchanged.
     """
+
+    def on_cpu(leaf: Any, _where: str) -> Any:
+        return replace(leaf, kind=KIND, device="cpu") if isinstance(leaf, Blob) else leaf
+
     blobs = {
-        name.removeprefix(prefix): map_leaves(value, lambda leaf, _: _on_cpu(leaf))
+        name.removeprefix(prefix): map_leaves(value, on_cpu)
         for name, value in weights(location(path)).items()
         if name.startswith(prefix)
     }
@@ -922,10 +874,6 @@ def load_weights(
     if model is not None:
         _load(model, found, path)
     return found
-
-
-def _on_cpu(leaf: Any) -> Any:
-    return replace(leaf, kind=KIND, device="cpu") if isinstance(leaf, Blob) else leaf
 
 
 def _load(

@@ -45,13 +45,12 @@ Exchange = Callable[[bytes], list[bytes]]
 
 
 def synchronise_batch_norm(exchange_of_step: Callable[[], Exchange | None]) -> None:
+    """Make PyTorch's and Horovod's `SyncBatchNorm` exchange statistics by the job's ring."""
     for kind in (torch.nn.SyncBatchNorm, hvd.SyncBatchNorm):
-        _synchronise(kind, exchange_of_step)
+        kind.forward = _synchronised(kind.forward, exchange_of_step)
 
 
-def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> None:
-    """Replace the forward pass of a layer class by one that uses the job's ring."""
-    alone = kind.forward
+def _synchronised(alone: Any, exchange_of_step: Callable[[], Exchange | None]) -> Any:
 
     def forward(self: Any, inputs: torch.Tensor) -> torch.Tensor:
         if not is_initialized():
@@ -68,7 +67,7 @@ def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> 
         _track(self, moments)
         return outputs  # type: ignore[no-any-return]
 
-    kind.forward = forward
+    return forward
 
 
 def _exchange(exchange_of_step: Callable[[], Exchange | None]) -> tuple[Exchange | None, int]:

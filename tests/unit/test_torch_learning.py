@@ -39,7 +39,7 @@ class Script:
 @pytest.fixture(autouse=True)
 def no_more_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what a test declares end with it."""
-    monkeypatch.setattr(reduction, "_see", None)
+    monkeypatch.setattr(reduction, "_observe", None)
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
 
 

@@ -17,7 +17,7 @@ from edl.worker.progress import Receive
 
 @pytest.fixture(autouse=True)
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_see", None)
+    monkeypatch.setattr(module, "_observe", None)
     monkeypatch.setattr(GradScaler, "scale", GradScaler.scale)
 
 
@@ -31,7 +31,7 @@ class Script:
         self.scalers = [GradScaler("cpu", init_scale=each, growth_interval=2) for each in scales]
 
     def train(self, *scalers: int, overflow: bool = False) -> None:
-        module.see_scalers(self.replica.see_scaler)
+        module.watch_scalers(self.replica.add_scaler)
         for number in scalers:
             scaler = self.scalers[number]
             self.sgd.zero_grad()
