@@ -157,7 +157,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         """
         asked_length("dataset.epochs()", count, max_steps)
         now = training.current()
-        if now.fits.done:
+        if now.fit_calls.done:
             raise UsageError(LOOP_AFTER_FIT)
         if now.replica is None:
             raise UsageError("create an edl.Optimizer before `for epoch in dataset.epochs(n)`")

@@ -61,9 +61,8 @@ logger = logging.getLogger(__name__)
 # Keep track of the calls of `model.fit` in a script: freeze, `fit`, unfreeze, `fit`.
 #
 # Keras numbers the epochs of each `fit` as its arguments say, and the job counts its epochs over
-# all fits. `Fits` knows the difference between the two numbers. A fit that the job has done already
-# is passed over (`fits`): Keras runs no epoch of it, and its `History` is the job's.
-
+# all fits. A fit that the job has done already is passed over: Keras runs no epoch of it, and its
+# `History` is the job's.
 
 ONE_MODEL_AND_DATA = (
     "a job trains one model on one edl.Dataset, and each further fit goes on with these two; run "
@@ -78,7 +77,7 @@ LOOP_AFTER_FIT = (
 )
 
 
-class Fits:
+class FitCalls:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.done: tuple[DoneFit, ...] = ()  # also those that this worker skipped
@@ -123,7 +122,10 @@ class Fits:
         """
         until = max(self._before, self._worker.loader.ledger.epochs_begun)
         epochs = [] if history is None else [int(epoch) for epoch in history.epoch]
-        numbers = {} if history is None else _as_values(history.history)
+        numbers = {
+            name: [json_value(_without_arrays(one)) for one in values]
+            for name, values in ({} if history is None else history.history).items()
+        }
         self.done = (*self.done, DoneFit(until, epochs, numbers))
         self._worker.fits.end(self.done, stopped, self._worker.rank, self._worker.generation)
 
@@ -148,10 +150,10 @@ class PassedOver(keras.callbacks.Callback):
     """A callback, in place of the script's, with which a worker skips a fit the job has done."""
 
     def __init__(
-        self, fits: Fits, done: Sequence[DoneFit], history: Any, build: Callable[[], None]
+        self, calls: FitCalls, done: Sequence[DoneFit], history: Any, build: Callable[[], None]
     ) -> None:
         super().__init__()
-        self._fits, self._done, self._history, self._build = fits, done, history, build
+        self._calls, self._done, self._history, self._build = calls, done, history, build
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._build()  # the variables, as the first step would
@@ -159,7 +161,7 @@ class PassedOver(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         self.model._initial_epoch = None
-        self._fits.pass_over(self._done, self._history)
+        self._calls.pass_over(self._done, self._history)
 
 
 def history_among(callbacks: Sequence[Any]) -> Any:
@@ -167,16 +169,8 @@ def history_among(callbacks: Sequence[Any]) -> Any:
     return next(found, None)
 
 
-def _as_values(history: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return a copy with values of JSON; a callback may have put anything into the logs."""
-    return {
-        name: [json_value(_without_arrays(one)) for one in values]
-        for name, values in history.items()
-    }
-
-
 def _without_arrays(value: Any) -> Any:
-    """Return lists and numbers of Python, if numpy makes an array of `value`."""
+    """Return lists and numbers of Python, if numpy makes an array of what a callback has logged."""
     try:
         # numpy makes no array of TensorFlow's tensor of bfloat16
         return np.asarray(value.numpy() if hasattr(value, "numpy") else value).tolist()
@@ -186,7 +180,6 @@ def _without_arrays(value: Any) -> Any:
 
 # ------------------------------------------------------------
 # Create the variables of a Keras model before its first batch, and refuse stateful layers.
-
 
 NO_CALL = (
     "{name} has no call(), and these layers of it are not built: {layers}; call each once on a "
@@ -198,7 +191,6 @@ FAILED = (
     "features of a batch failed; call the model once on a batch before the training"
 )
 
-
 STATEFUL = (
     "{name} has stateful=True: its state goes on from batch to batch, and in a job batches that "
     "follow each other go to different workers; leave stateful=True out and give it each sequence "
@@ -206,7 +198,7 @@ STATEFUL = (
 )
 
 
-def refuse_stateful(model: Any, shared: bool) -> None:
+def check_stateless(model: Any, shared: bool) -> None:
     for layer in model._flatten_layers() if shared and isinstance(model, keras.Model) else ():
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise UsageError(STATEFUL.format(name=f"the layer {layer.name}"))
@@ -249,10 +241,6 @@ def _lacks_variables(layer: Any) -> bool:
     inside = not layer.built or isinstance(layer, keras.Model)
     parts = layer._flatten_layers(include_self=False, recursive=False) if inside else ()
     return any(map(_lacks_variables, parts))
-
-
-# ------------------------------------------------------------
-# Find the variables that a script trains.
 
 
 @dataclass(frozen=True)
@@ -330,12 +318,12 @@ class Training:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self.fits = Fits(worker)
+        self.fit_calls = FitCalls(worker)
         self.feed = PipelineBatchSource(worker)
         ending.call_first(self.feed.close)
         worker.on_resize(self._resized)
         worker.on_leave(self._hand_over)
-        self.worker.loader.progress.on_choice = self._batch_changed
+        worker.loader.progress.on_choice = self._batch_changed
         self.reduction = GradientReduction(worker, self.feed)  # of the first optimizer
         self._trained: list[TrainedModel] = []
         # What optimizers were given for that are created after a fit.
@@ -351,7 +339,9 @@ class Training:
             )
         self.steps = BatchSteps(worker, self.feed, lambda: UNFINISHED, numbers=numbers)
         worker.finishing.end_batch = self.finish_step
-        worker.loader.before_exchange = self._finish_open_step  # edl.mean, edl.gather and the like
+        worker.loader.before_exchange = lambda: (  # of edl.mean, edl.gather and the like
+            self.finish_step() if worker.loader.open else None
+        )
         self.reduced_early: set[int] = set()  # ids of variables: by tape, not by the optimizer
         self.reduces_eagerly = False  # a tape has, outside of any tf.function
         self.updates: list[Any] = []  # of graphs: what applies gradients
@@ -382,12 +372,12 @@ class Training:
         seed: int | None,
         max_global_batch: int | None = None,
         global_batch: Any = None,
-        what: str = "edl.Dataset",
+        caller: str = "edl.Dataset",
         collate: Collate | None = None,
     ) -> Load:
-        if self.fits.done:
+        if self.fit_calls.done:
             raise UsageError(ONE_MODEL_AND_DATA)
-        batches = asked_batching(self.worker, what, batch_size, max_global_batch, global_batch)
+        batches = asked_batching(self.worker, caller, batch_size, max_global_batch, global_batch)
         if batches.micro_batch and not batches.logical:
             raise UsageError(
                 "batches in pieces (micro_batch) are PyTorch's; give the Keras optimizer "
@@ -410,16 +400,15 @@ class Training:
             attach_source(self.worker, source, total, *order, self.order)
             if not isinstance(source, Dataset):  # files of edl's cannot change
                 self.load = load = one_at_a_time(self.load)
-                self.worker.loader.compare_data(
-                    DataCheck(lambda: length, lambda index, seed: self._sample(load, index, seed))
-                )
+
+                def sample(index: int, seed: int) -> Any:
+                    with self._numbers.loading(seed, index):  # so not by a load that seeds, too
+                        return load(Batch(0, np.array([index])))
+
+                self.worker.loader.compare_data(DataCheck(lambda: length, sample))
         if self.worker.logical:
             self.load = seeded(self.load, self.worker, self._numbers)
         return self.load
-
-    def _sample(self, load: Load, index: int, seed: int) -> Any:
-        with self._numbers.loading(seed, index):  # so not by a load that seeds them, too
-            return load(Batch(0, np.array([index])))
 
     def attach_optimizer(self, optimizer: Any, model: Any) -> GradientReduction:
         """Add the variables of `optimizer` and `model` to the state that all workers share."""
@@ -428,7 +417,7 @@ class Training:
                 f"edl.Optimizer(optimizer, model): a {type(model).__name__} has no variables; "
                 "give a Keras model, a tf.Module or a list of variables"
             )
-        refuse_stateful(model, self.worker.is_shared)
+        check_stateless(model, self.worker.is_shared)
         if self.replaces_optimizer:  # when `fit_with` is called with its model
             self.tuner = None  # of the optimizer before
             self._named_models[optimizer] = model
@@ -447,8 +436,8 @@ class Training:
             self._optimizer_variables,
             self._optimizer_state,
             self._updated_variables,
-            self._rates,
-            self._learning_rates,
+            lambda: [rate for each in self._trained for rate in last_rates(each.optimizer)],
+            lambda: present_rates([each.optimizer for each in self._trained]),
             self._keras_models,
         )
         process.attach_replica(replica)
@@ -459,10 +448,10 @@ class Training:
     @property
     def replaces_optimizer(self) -> bool:
         """Whether the next optimizer takes the place of the present one: between two fits."""
-        return bool(self.fits.done) and not self.fitting and len(self._trained) == 1
+        return bool(self.fit_calls.done) and not self.fitting and len(self._trained) == 1
 
     def fit_with(self, model: Any) -> None:
-        self.fits.check_model(model, self.fitted)
+        self.fit_calls.check_model(model, self.fitted)
         self.fitted, optimizer = model, model.optimizer
         if self.replaces_optimizer and optimizer is not self._trained[0].optimizer:
             known = self._named_models.get(optimizer)
@@ -560,12 +549,6 @@ class Training:
             return list(optimizer.variables())
         return self._optimizer_variables()
 
-    def _learning_rates(self) -> dict[str, Any]:
-        return present_rates([each.optimizer for each in self._trained])
-
-    def _rates(self) -> list[float]:
-        return [rate for each in self._trained for rate in last_rates(each.optimizer)]
-
     def _updated_variables(self) -> list[Any]:
         if (optimizer := self._graph_optimizer()) is None:
             if not self.worker.logical:
@@ -600,10 +583,6 @@ class Training:
             each.reduction.raise_pending()
         for each in self._trained:
             each.reduction.end_step()
-
-    def _finish_open_step(self) -> None:
-        if self.worker.loader.open:
-            self.finish_step()
 
     @property
     def is_reduced(self) -> bool:
@@ -659,23 +638,23 @@ def current() -> Training:
 # A loss has a `reduction`, and receives the mask that layers before it have made. Both are known
 # when the loss is called. In a graph that is when it is traced, so steps get no slower.
 
-
 WEIGHTED = "and edl weights the gradient of each worker with its samples, as for a mean over them"
 
 
 @functools.cache
 def watch_losses() -> None:
     plain = keras.losses.Loss.__call__
-    told: list[str] = []
+    warned: list[str] = []
 
     @functools.wraps(plain)
     def __call__(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        if not told and _trains():
+        if not warned and _trains():
             is_masked = backend.get_keras_mask(y_pred) is not None
-            why = why_loss_is_no_mean(self, is_masked, sample_weight is not None, current().fitting)
-            if why is not None:
-                told.append(why)
-                logger.warning("%s", why)
+            is_weighted = sample_weight is not None
+            reason = why_loss_is_no_mean(self, is_masked, is_weighted, current().fitting)
+            if reason is not None:
+                warned.append(reason)
+                logger.warning("%s", reason)
         return plain(self, y_true, y_pred, sample_weight)
 
     keras.losses.Loss.__call__ = __call__

@@ -75,9 +75,7 @@ def Optimizer(
         raise UsageError(
             "gradients are dense after their reduction, which SparseAdam refuses; use Adam"
         )
-    if isinstance(optimizer, torch.optim.LBFGS) and any(
-        group["max_iter"] > 1 or group["line_search_fn"] for group in optimizer.param_groups
-    ):
+    if isinstance(optimizer, torch.optim.LBFGS) and _evaluates_again(optimizer):
         raise UsageError(AGAIN.format(kind="LBFGS"))
     _refuse_other_exchange(model)
     if current_worker().logical:
@@ -96,6 +94,10 @@ def Optimizer(
     optimizer.skip_synchronize = contextlib.nullcontext  # type: ignore[attr-defined]
     follow_policy(optimizer)
     return optimizer
+
+
+def _evaluates_again(lbfgs: torch.optim.LBFGS) -> bool:
+    return any(group["max_iter"] > 1 or group["line_search_fn"] for group in lbfgs.param_groups)
 
 
 def _refuse_other_exchange(model: torch.nn.Module) -> None:

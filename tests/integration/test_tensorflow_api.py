@@ -204,12 +204,12 @@ with tf.compat.v1.Session() as s:
 WRONG_USES = {
     "a layer that carries its state on, where others train, too": (
         """
-from edl.tensorflow.training import refuse_stateful
+from edl.tensorflow.training import check_stateless
 edl.init()
 layers = keras.Input(batch_shape=(4, 1, 1)), keras.layers.LSTM(2, stateful=True, name="memory")
 model = keras.Sequential(layers)
-refuse_stateful(model, shared=False)
-refuse_stateful(model, shared=True)
+check_stateless(model, shared=False)
+check_stateless(model, shared=True)
 """,
         "the layer memory has stateful=True: its state goes on from batch to batch",
     ),
