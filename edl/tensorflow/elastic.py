@@ -1,8 +1,7 @@
 """Define ``hvd.elastic`` for TensorFlow scripts that ``import edl.tensorflow as hvd``.
 
-A script makes a :class:`TensorFlowKerasState` or a :class:`TensorFlowState`, and gives it to a
-training function that :func:`run` has wrapped. :mod:`edl.binding.elastic` has the methods that
-both states share (``commit``, ``restore``, ``sync``), and the work of ``run``.
+:mod:`edl.binding.elastic` has the methods that both states share (``commit``, ``restore``,
+``sync``), and the work of ``run``.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 # there, too: files and functions of any name.
 _FRAME = re.compile(r'^  File ".*\n(    .*\n)?', re.MULTILINE)
 _OF_HOROVOD = re.compile(r"Horovod[A-Z]|Horovod has|/gloo/")
-_SAID = re.compile(r"^(Horovod has been shut down.*|.*/gloo/.*)$", re.MULTILINE)
+_REASON = re.compile(r"^(Horovod has been shut down.*|.*/gloo/.*)$", re.MULTILINE)
 
 
 class _VariablesState(State):
@@ -212,7 +211,7 @@ class TensorFlowState(_VariablesState):
 
     def learning_rates(self) -> dict[str, float]:
         """Return an empty dict: this state does not know the optimizer of its variables."""
-        return {}  # of an optimizer that the state does not know
+        return {}
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -244,8 +243,8 @@ def _broken(error: Exception) -> str | None:
     message = _FRAME.sub("", str(error))
     if not isinstance(error, HorovodInternalError) and not _OF_HOROVOD.search(message):
         return None
-    said = _SAID.search(message)
-    return said[0] if said else message  # of which others tell whether the ring is broken
+    reason = _REASON.search(message)
+    return reason[0] if reason else message  # of which others tell whether the ring is broken
 
 
 if not TYPE_CHECKING:  # else every name would be one of this module's

@@ -26,7 +26,7 @@ from edl.step.engine import Batch
 from edl.worker.worker import Worker
 
 AHEAD = 2  # batches formed before they are needed, for tf.data to prefetch
-LOOK_S = 0.5  # how often a waiting reader looks whether the program still runs
+POLL_S = 0.5  # how often a waiting reader looks whether the program still runs
 LEAVE_S = 1.0  # for readers to leave when the program ends
 UNBEGUN_S = 120.0  # how long it waits for the very first step
 
@@ -87,7 +87,14 @@ class PipelineBatchSource:
         while (batch := self._form()) is not None:  # without the lock, for a stream is read here
             with self._change:
                 self._put(batch, False)
-        self._repeats = not (waits or self._has_come())
+        # Not if it is known that the samples of the next batch are not loaded.
+        knows = self._arriving is not None and self._warm_up is not None and bool(self._formed)
+        self._repeats = not waits and knows
+        if self._repeats:
+            assert self._arriving is not None
+            if self._first is None:
+                self._first = FirstBatch(self._arriving, None)
+            self._repeats = not self._first.has_come
         if self._repeats:
             return sampler.warm_up(), True
         with self._change:
@@ -139,14 +146,6 @@ class PipelineBatchSource:
             self._warm_up = data
         return data
 
-    def _has_come(self) -> bool:
-        """Return False only if the samples of the next batch are known not to be loaded."""
-        if self._arriving is None or self._warm_up is None or not self._formed:
-            return True
-        if self._first is None:
-            self._first = FirstBatch(self._arriving, None)
-        return self._first.has_come
-
     def _form(self) -> Batch | None:
         worker = self._worker
         if worker.warming_up or len(self._formed) > self.ahead:
@@ -184,11 +183,8 @@ class PipelineBatchSource:
     def watch(self, iterator: object) -> None:
         # TensorFlow's destructor waits for the iterator's thread, which may wait in `take`.
         self._iteration += 1
-        weakref.finalize(iterator, self._end_iteration, self._iteration)
-
-    def _end_iteration(self, number: int) -> None:
-        if number == self._iteration:
-            self.end()
+        number = self._iteration
+        weakref.finalize(iterator, lambda: self.end() if number == self._iteration else None)
 
     def _put(self, batch: Batch, padding: bool) -> None:
         # The caller holds the lock.
@@ -217,19 +213,16 @@ class PipelineBatchSource:
         try:
             loaded = load(entry.batch)
         except EdlError as error:
-            self._fail(entry, error)
+            # The training thread raises it when it takes the batch, or now if it waits.
+            with self._change:
+                entry.error = error
+                waited_for = all(entry is not other for other in self._formed)
+            if waited_for:
+                self._raise_in_trainer(error)
             return None
         if (late_s := time.monotonic() - entry.handed_s) > 0:  # the step waits for it
             self._worker.loader.timer.load(late_s)
         return loaded
-
-    def _fail(self, entry: _Entry, error: EdlError) -> None:
-        """Let the training thread raise `error` when it takes the batch, or now if it waits."""
-        with self._change:
-            entry.error = error
-            waited_for = all(entry is not other for other in self._formed)
-        if waited_for:
-            self._raise_in_trainer(error)
 
     def _raise_in_trainer(self, error: EdlError) -> None:
         if not raise_in(self._thread, error):  # it has ended, or is the calling one
@@ -252,8 +245,8 @@ class PipelineBatchSource:
             return _Entry(self._worker.loader.sampler.warm_up(), True, read=True)
         waited = 0.0
         while self._reader == number and not self._unread:
-            if not self._change.wait(LOOK_S):
-                waited += LOOK_S
+            if not self._change.wait(POLL_S):
+                waited += POLL_S
             if not threading.main_thread().is_alive():
                 return None
             if not self._begun and waited >= UNBEGUN_S:

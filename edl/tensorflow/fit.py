@@ -54,7 +54,7 @@ from edl.tensorflow.keras_callbacks import (
     watch_lists,
     with_progress,
 )
-from edl.tensorflow.lr_schedules import refuse_beside_policy, sets_rate
+from edl.tensorflow.lr_schedules import check_beside_policy, sets_rate
 from edl.tensorflow.optimizer import is_elastic
 from edl.tensorflow.training import PassedOver, build_model, check_stateless, history_among
 from edl.text import counted
@@ -220,7 +220,7 @@ class KerasCallback(keras.callbacks.Callback):
         if now.tuner is not None:
             now.tuner.check_callbacks(others)
         elif policy is not None and policy.learning_rate is not None:
-            refuse_beside_policy([each for each in others if sets_rate(each)])
+            check_beside_policy([each for each in others if sets_rate(each)])
         if worker.logical:
             # Numbers of the validation are the same on any number of workers: each uses all data.
             kinds = keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau

@@ -1,6 +1,5 @@
 """Define the names of ``horovod.tensorflow`` that ``edl.tensorflow`` offers to Horovod scripts.
 
-``import horovod.tensorflow as hvd`` becomes ``import edl.tensorflow as hvd``.
 :func:`DistributedOptimizer`, :func:`DistributedGradientTape` and :func:`broadcast_variables` are
 edl's, for Keras 3. The collectives are Horovod's own, in the present ring; they fail when it
 breaks, and ``elastic.run`` deals with that. A newcomer that warms up is alone in a ring of one,
@@ -94,7 +93,6 @@ def _reducer(
         "op": op,
         "process_set": process_set,
     }
-
     scaled = {**same, "prescale_factor": factors[0], "postscale_factor": factors[1]}
 
     def reduce(grads: list[Any], parts: tuple[tuple[int, ...], ...], generic: bool) -> list[Any]:
@@ -261,11 +259,10 @@ def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
             )
         ]
 
-    def local_and_global(target: Any, sources: Sequence[Any], *more: Any, **others: Any) -> Any:
-        return divided(target, [plain(each) for each in sources], *more, **others)
-
     tape.register_local_source, tape.gradient = register_local_source, gradient
-    tape.get_local_and_global_gradients = local_and_global
+    tape.get_local_and_global_gradients = lambda target, sources, *more, **others: divided(
+        target, [plain(each) for each in sources], *more, **others
+    )
     return tape
 
 

@@ -76,21 +76,16 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return asked(self._now)
 
     def momentum_factor(self) -> Any:
-        """Return the factor by which to multiply the momentum right before an update.
+        """Return the factor for a momentum that contains the rate, as SGD's, before an update.
 
-        It is the scaling's factor for this update divided by that for the update before: a float32
-        or, in a graph, a float32 tensor. It is for a momentum that contains the learning rate, as
-        SGD's. It is 1 without a scaling, and if the other workers have made the update without this
-        one, which receives their momentum.
+        It is the scaling's factor for this update divided by that for the one before, a float32 or,
+        in a graph, a tensor of it: 1 without a scaling, and if the other workers have made the
+        update without this one, which receives their momentum.
         """
         return asked(self._change)
 
     def last(self) -> float:
-        """Return the learning rate of the job's last update, which must be equal on all workers.
-
-        It may be an update that this worker has missed. Before the first update it is the rate at 0
-        samples.
-        """
+        """Return the rate of the job's last update, at first that at 0 samples; equal on all."""
         return self._at(last_update(current_worker().loader.progress))
 
     def _now(self) -> np.float32:
@@ -150,7 +145,7 @@ def follow_policy(optimizer: Any, several: bool) -> None:
             "optimizers; leave the schedule out, and give edl.LRSchedule to each in the script"
         )
     if isinstance(one._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-        refuse_beside_policy([one._learning_rate])
+        check_beside_policy([one._learning_rate])
     schedule = table.schedule or Constant(peak_lr=float(one.learning_rate))
     one.learning_rate = LRSchedule(schedule, table.scaling)
 
@@ -163,7 +158,7 @@ def sets_rate(callback: Any) -> bool:
     return bool(_SETS_RATE & {kind.__name__ for kind in type(callback).__mro__})
 
 
-def refuse_beside_policy(others: Sequence[Any]) -> None:
+def check_beside_policy(others: Sequence[Any]) -> None:
     if others:
         raise UsageError(
             "the job's policy has a [learning_rate], and the script a "
@@ -216,23 +211,19 @@ def present_rates(optimizers: Sequence[Any]) -> dict[str, Any]:
     each = (one for optimizer in optimizers for one in with_inner(optimizer))
     updating = [one for one in each if not (_is_multiple(one) or _within(one))]
     several = len(updating) > 1
-    found = {
-        f"learning rate of optimizer {number}" if several else "learning rate": _present_rate(one)
-        for number, one in enumerate(updating)
-    }
-    return {name: rate for name, rate in found.items() if rate is not None}
-
-
-def _present_rate(one: Any) -> Any:
-    rate = getattr(one, "_learning_rate", None)
-    if rate is None:
-        rate = getattr(one, "_lr", None)  # of some of tf.compat.v1.train
-    if isinstance(rate, LRSchedule):
-        return rate.last()
-    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        return float(rate(one.iterations)) if tf.executing_eagerly() else None
-    rate = plain(rate)
-    return rate if isinstance(rate, (int, float, tf.Variable)) else None
+    found: dict[str, Any] = {}
+    for number, one in enumerate(updating):
+        rate = getattr(one, "_learning_rate", None)
+        if rate is None:
+            rate = getattr(one, "_lr", None)  # of some of tf.compat.v1.train
+        if isinstance(rate, LRSchedule):
+            rate = rate.last()
+        elif isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            rate = float(rate(one.iterations)) if tf.executing_eagerly() else None
+        rate = plain(rate)
+        if isinstance(rate, (int, float, tf.Variable)):
+            found[f"learning rate{f' of optimizer {number}' if several else ''}"] = rate
+    return found
 
 
 def check_alone(optimizers: Sequence[Any]) -> None:

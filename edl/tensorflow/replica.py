@@ -50,9 +50,6 @@ from edl.tensorflow.variables import (
 from edl.worker.progress import Receive
 from edl.worker.worker import Worker
 
-# ------------------------------------------------------------
-# Compute the CRC-32 of variables and arrays, by which workers compare their states.
-
 
 def size_of(value: Any) -> int | None:
     if isinstance(value, tf.Variable):
@@ -74,12 +71,6 @@ def digests(access: VariableAccess, parts: Iterable[ByteRange]) -> dict[str, int
         value = part.value if array is None else array
         found[part.name] = of_value(value, part.start, part.stop)
     return {name: digest for name, digest in found.items() if digest is not None}
-
-
-# ------------------------------------------------------------
-# Define `edl.tensorflow.load_weights`, which reads what a job has trained.
-#
-# A script that only uses the weights calls it; no job has to run.
 
 
 def load_weights(path: str | os.PathLike[str], model: Any = None) -> dict[str, Array]:
@@ -127,9 +118,7 @@ def load_weights(path: str | os.PathLike[str], model: Any = None) -> dict[str, A
 # variable. That variable is no part of the job's state: a newcomer with the seed of another worker
 # would draw the same numbers.
 
-
 SHARED = "global_seed_generator"  # the name of Keras' attribute for that of keras.random
-
 SEED_STATE = "seed_generator_state"  # the name of a layer's variable for its seed
 
 
@@ -139,7 +128,7 @@ def is_seed(name: str) -> bool:
 
 
 def last_seed() -> int:
-    return int(context.global_seed() or 0)
+    return int(context.global_seed() or 0)  # 0: none was set
 
 
 def set_global_seed(seed: int) -> None:
@@ -245,7 +234,6 @@ def own_operation_seeds(worker: Worker) -> Iterator[None]:
 
 
 KIND = "tensorflow"
-
 AVERAGES = ("moving_mean", "moving_variance")  # of BatchNormalization
 
 NO_VARIABLES = (
@@ -272,8 +260,7 @@ class TensorFlowReplica(FrameworkReplica):
     ) -> None:
         super().__init__(kind)
         # Functions, because a script may create variables late.
-        self._model = model
-        self._optimizer_state = optimizer_state
+        self._model, self._optimizer_state = model, optimizer_state
         self._optimizer = optimizer  # none of TensorFlow 1, whose variables are the model's
         self._updated = updated  # those of the model that an update changes
         self._rates = rates  # of each LRSchedule in the last update; no variable holds them
@@ -448,12 +435,28 @@ class TensorFlowReplica(FrameworkReplica):
         values = iter(self.access.read([leaf for leaf in leaves if isinstance(leaf, tf.Variable)]))
 
         def blob(value: Any, _where: str) -> Any:
-            return _to_blob(next(values) if isinstance(value, tf.Variable) else value)
+            value = next(values) if isinstance(value, tf.Variable) else value
+            array = tensor_array_of(value)
+            if array is None:  # the file has a type that TensorFlow lacks by NumPy's name
+                return value.copy() if isinstance(value, np.ndarray) else value
+            return Blob(KIND, array.dtype.name, array.shape, bytes_of(array.copy()).data)
 
         return map_leaves(state, blob)
 
     def uncopied(self, state: Any) -> dict[str, Any]:
-        found: dict[str, Any] = map_leaves(state, _from_blob)
+
+        def leaf(value: Any, where: str) -> Any:
+            if not isinstance(value, Blob):
+                return value
+            try:
+                return np.frombuffer(value.data, dtype=dtype_of(value.dtype)).reshape(value.shape)
+            except (TypeError, ValueError) as error:
+                raise CheckpointError(
+                    f"{where} is a {value.kind} array of {value.dtype}, which this TensorFlow does "
+                    "not know"
+                ) from error
+
+        found: dict[str, Any] = map_leaves(state, leaf)
         return found
 
 
@@ -468,22 +471,3 @@ class _Values:
 
     def load_state_dict(self, state: list[Array]) -> None:
         self._access.write(list(zip(self._variables, state, strict=True)))
-
-
-def _to_blob(value: Any) -> Any:
-    """Return `value` as a blob for a checkpoint, with a copy of its bytes, if it is an array."""
-    array = tensor_array_of(value)
-    if array is None:  # the file has a type that TensorFlow lacks by NumPy's name, or refuses it
-        return value.copy() if isinstance(value, np.ndarray) else value
-    return Blob(KIND, array.dtype.name, array.shape, bytes_of(array.copy()).data)
-
-
-def _from_blob(value: Any, where: str) -> Any:
-    if not isinstance(value, Blob):
-        return value
-    try:
-        return np.frombuffer(value.data, dtype=dtype_of(value.dtype)).reshape(value.shape)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{where} is a {value.kind} array of {value.dtype}, which this TensorFlow does not know"
-        ) from error

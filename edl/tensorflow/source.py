@@ -17,20 +17,14 @@ from edl.errors import DataError
 from edl.step.engine import Batch
 
 # ------------------------------------------------------------
-# Read columns of a data set (arrays, lists, tensors, files), with one value for each sample.
-#
-# What a script gives to `edl.Dataset` becomes columns: of an array in memory, of a list, or of an
-# object whose rows are read when they are needed.
-
+# Read columns of a data set, with one value for each sample: of an array in memory, of a list, or
+# of an object whose rows are read when they are needed.
 
 Array = npt.NDArray[Any]
 
 _TEXT = (str, bytes)
-
 _NUMBER = (bool, int, float, complex, np.generic)
-
 _NUMERIC_KINDS = "biufc"  # of numpy's types: booleans, integers, floats, complex numbers
-
 _ALIGNMENT = 64  # bytes; tf.numpy_function copies an array whose memory is aligned to fewer
 
 
@@ -77,7 +71,10 @@ class ArrayColumn:
         if not (plain and len(positions) and 0 <= positions.min() <= positions.max() < len(array)):
             found: Array = array[positions]
             return found
-        into = _aligned((len(positions), *array.shape[1:]), array.dtype)
+        shape = len(positions), *array.shape[1:]  # memory that `tf.numpy_function` need not copy
+        memory = np.empty(math.prod(shape) * array.dtype.itemsize + _ALIGNMENT, np.uint8)
+        first = -memory.ctypes.data % _ALIGNMENT
+        into: Array = memory[first:][: len(memory) - _ALIGNMENT].view(array.dtype).reshape(shape)
         array.take(positions, axis=0, out=into, mode="clip")  # mode="raise" would copy once more
         return into
 
@@ -139,7 +136,9 @@ def structure_of(source: Any) -> Any:
     """Return the data with a column in place of each array; None for a sequence of samples."""
     if isinstance(source, (tuple, dict)):
         parts = list(source.values()) if isinstance(source, dict) else list(source)
-        if isinstance(source, dict) or any(_is_column(part) for part in parts):
+        if isinstance(source, dict) or any(
+            isinstance(part, (list, range)) or column_of(part) is not None for part in parts
+        ):
             return _columns(source, _lengths(source))
         nested = [structure_of(part) for part in parts if isinstance(part, (tuple, dict))]
         is_nested = len(nested) == len(parts) > 0 and all(each is not None for each in nested)
@@ -177,10 +176,6 @@ def _of_array(array: Array) -> Columns:
     return ArrayColumn(array)
 
 
-def _is_column(part: Any) -> bool:
-    return isinstance(part, (list, range)) or column_of(part) is not None
-
-
 def _lengths(source: Any) -> set[int]:
     """Return the lengths of all columns in `source`, except lists and ranges."""
     if isinstance(source, (tuple, dict)):
@@ -200,7 +195,10 @@ def _columns(source: Any, lengths: set[int]) -> Any:
         return tuple(_columns(part, lengths) for part in source)
     if isinstance(source, (list, tuple, range)):
         values = list(source)
-        return ArrayColumn(_plain_array(values)) if _is_plain(values) else ListColumn(values)
+        if not _is_plain(values):
+            return ListColumn(values)
+        is_text = isinstance(values[0], _TEXT)
+        return ArrayColumn(np.array(values, dtype=object) if is_text else np.asarray(values))
     column = column_of(source)
     if column is None:
         raise DataError(
@@ -215,10 +213,6 @@ def _is_plain(values: Sequence[Any]) -> bool:
     return len(values) > 0 and all(isinstance(value, (*_TEXT, *_NUMBER)) for value in values)
 
 
-def _plain_array(values: list[Any]) -> Array:
-    return np.array(values, dtype=object) if isinstance(values[0], _TEXT) else np.asarray(values)
-
-
 def _is_inputs(values: list[Any], lengths: set[int]) -> bool:
     """Return whether a list holds the inputs of a model, each a column; else it is one column."""
     if not values or not all(isinstance(value, (np.ndarray, tf.Tensor)) for value in values):
@@ -229,16 +223,7 @@ def _is_inputs(values: list[Any], lengths: set[int]) -> bool:
     return own == lengths if lengths else len(own) == 1
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return a new array of any values, whose memory `tf.numpy_function` uses without a copy."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    first = -memory.ctypes.data % _ALIGNMENT
-    return memory[first : first + size].view(dtype).reshape(shape)
-
-
 Load = Callable[[Batch], Any]
-
 Collate = Callable[[list[Any]], Any]
 
 PROBES = 16  # samples whose shapes are looked at, where a collate function makes the batches
@@ -258,30 +243,29 @@ def reader_of(source: Any, collate: Collate | None = None) -> tuple[int, Load]:
     if isinstance(source, keras.utils.PyDataset):
         raise DataError(_BATCHES.format(kind=type(source).__name__))
     columns = structure_of(source)
+    leaves: list[Any] = [source]
     if columns is not None:
-        return _reader_of_columns(columns, collate)
-    total = len(source)
-    _check_some(total)
-    return total, lambda batch: _collated(_samples(source, batch.items), collate)
-
-
-def _reader_of_columns(columns: Any, collate: Collate | None) -> tuple[int, Load]:
-    lengths = sorted({len(column) for column in _leaves(columns)})
+        leaves.clear()
+        map_parts(columns, leaves.append)
+    lengths = sorted({len(column) for column in leaves})
     if len(lengths) > 1:
         raise DataError(f"the arrays of the data set have different lengths: {lengths}")
-    _check_some(lengths[0])
-    if collate is None:
-        return lengths[0], lambda batch: map_parts(columns, lambda c: c.rows(batch.indices))
+    if (total := lengths[0]) < 1:
+        raise DataError("the data set has 0 samples; at least one is needed")
+    if columns is not None and collate is None:
+        return total, lambda batch: map_parts(columns, lambda c: c.rows(batch.indices))
 
     def sample(position: int) -> Any:
         return map_parts(columns, lambda column: column.row(position))
 
-    return lengths[0], lambda batch: _collated(list(map(sample, batch.items)), collate)
+    def samples(positions: list[int]) -> list[Any]:
+        if columns is not None:
+            return list(map(sample, positions))
+        if hasattr(source, "__getitems__"):
+            return list(source.__getitems__(positions))
+        return [source[index] for index in positions]
 
-
-def _check_some(total: int) -> None:
-    if total < 1:
-        raise DataError("the data set has 0 samples; at least one is needed")
+    return total, lambda batch: _collated(samples(batch.items), collate)
 
 
 def signature_of(batch: Any, others: Iterable[Any] = (), any_shape: bool = False) -> Any:
@@ -357,17 +341,19 @@ def _shapes(value: Any) -> str:
     return str(map_parts(value, lambda part: tuple(part.shape)))
 
 
-def _samples(source: Any, indices: list[int]) -> list[Any]:
-    if hasattr(source, "__getitems__"):
-        return list(source.__getitems__(indices))
-    return [source[index] for index in indices]
-
-
 def _collated(samples: list[Any], collate: Collate | None) -> Any:
-    if collate is None:
-        return _batch_of(samples)
-    made = _without_lists(collate(samples))
-    return map_parts(made, _part)
+    if collate is not None:
+        made = collate(samples)
+        return map_parts(tuple(made) if isinstance(made, list) else made, _part)
+    try:
+        return _stack(samples)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"samples of the data set cannot be made one batch: {_oddity(samples) or error}. All "
+            "must have the same parts and shapes; a list is a sequence of samples, so give data "
+            "and labels as a tuple, (x, y). Samples of different lengths are padded by "
+            "edl.Dataset(..., collate_fn=f), where f(samples) returns the arrays of a batch"
+        ) from error
 
 
 def _part(part: Any) -> Any:
@@ -378,19 +364,6 @@ def _part(part: Any) -> Any:
             "dict of arrays"
         )
     return column.rows(np.arange(len(column)))
-
-
-def _batch_of(samples: list[Any]) -> Any:
-    """Return `samples` stacked along a new first axis, tuples and dicts member by member."""
-    try:
-        return _stack(samples)
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"samples of the data set cannot be made one batch: {_oddity(samples) or error}. All "
-            "must have the same parts and shapes; a list is a sequence of samples, so give data "
-            "and labels as a tuple, (x, y). Samples of different lengths are padded by "
-            "edl.Dataset(..., collate_fn=f), where f(samples) returns the arrays of a batch"
-        ) from error
 
 
 def _oddity(samples: list[Any]) -> str | None:
@@ -421,18 +394,6 @@ def _stack(samples: list[Any]) -> Any:
     if stacked.dtype.hasobject and not all(isinstance(one, (str, bytes)) for one in stacked.flat):
         raise ValueError(f"a {type(first).__name__} is no number, text or array of them")
     return stacked
-
-
-def _without_lists(made: Any) -> Any:
-    return tuple(made) if isinstance(made, list) else made
-
-
-def _leaves(value: Any) -> list[Columns]:
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in _leaves(item)]
-    if isinstance(value, tuple):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [value]
 
 
 def map_parts(value: Any, function: Callable[[Any], Any]) -> Any:

@@ -216,10 +216,6 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Array]) -> list[st
     ]
 
 
-# ------------------------------------------------------------
-# Send the arrays of a TensorFlow state through the ring.
-
-
 # Run eagerly, broadcasts follow one another, and each takes some of Horovod's cycles (measured: a
 # state of 32 MB took 0.28 s to reach a newcomer, and in 120 pieces of 256 KiB 0.71 s).
 LARGE_BYTES = 2**25
