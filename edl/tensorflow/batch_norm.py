@@ -55,7 +55,6 @@ Exchange = Callable[[bytes], list[bytes]]
 # What a layer calls in a pass, with its row of numbers, the exchange (None: alone), and the batch's
 # weight; it returns the numbers with which the pass continues.
 Act = Callable[[Vector, Exchange | None, int], Vector]
-
 _LAST = "_edl_exchange"  # of a graph: the operation that ends its newest exchange
 _NUMBERS = "_edl_exchanges"  # of a graph: how many there are
 
@@ -68,7 +67,6 @@ WITH_XLA = (
     "a layer with synchronized=True is called in a tf.function with jit_compile=True, and XLA "
     "cannot compile collectives: leave jit_compile out there"
 )
-
 
 _eager: tuple[tuple[int, int], int] = ((0, 0), 0)  # a step, and how many exchanges it had
 

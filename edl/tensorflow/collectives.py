@@ -40,7 +40,6 @@ from edl.step.record import Table
 from edl.worker.activity import waits
 
 logger = logging.getLogger(__name__)
-
 _OPERATIONS = {"sum": hvd.Sum, "max": hvd.Max}
 _ADDED = re.compile(  # what TensorFlow adds to a message, before and after it
     r"^\{\{\w+ [^}]*\}\} | \[Op:\w*\] ?(name: .*)?$"

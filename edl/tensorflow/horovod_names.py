@@ -341,7 +341,6 @@ def _keras_optimizer(
 
 _keras_optimizer.__qualname__ = "DistributedOptimizer"  # in Python's own words of an argument
 
-
 __all__ = [
     "Adasum",
     "Average",

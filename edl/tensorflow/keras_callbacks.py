@@ -327,7 +327,6 @@ class CallbackStates:
 # code that is not understood. The attribute `edl_additive` (True or False) of a metric's class
 # overrules this.
 
-
 ADDITIONS = {"assign_add", "assign_sub", "update_state"}  # the last one: of a metric inside it
 HARMLESS = {"shape", "dtype", "name", "ndim"}  # attributes of a variable that are not its value
 

@@ -67,13 +67,12 @@ REFUSED = (
 )
 
 IN_GRAPH = "a tf.function draws by an operation of TensorFlow's (tf.random, tf.nn.dropout)"
-
 GENERATOR = "the script draws by a tf.random.Generator"
 
 IN_SOURCE = (
-    "the data source draws by {generator}, and it is read while a training step may draw, too; draw "
-    "there by Python's random or NumPy, which edl seeds for each logical worker's batch, or leave "
-    "out --logical"
+    "the data source draws by {generator}, and it is read while a training step may draw, too; "
+    "draw there by Python's random or NumPy, which edl seeds for each logical worker's batch, or "
+    "leave out --logical"
 )
 
 NEW = (

@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 # Those whose rate is no factor of the update, or is in more of their state than a momentum.
 _UNSCALED = {"Ftrl", "Adafactor"}
 _WITHIN = (keras.optimizers.SGD, keras.optimizers.RMSprop)  # their momentum holds the rate
-
 _warned_of: set[int] = set()  # ids of schedules, which live as long as the training
 
 

@@ -37,9 +37,7 @@ from edl.tensorflow.variables import check_known, plain
 # is also lost where a gradient enters or leaves a `tf.function`; such gradients, too, raise
 # UsageError.
 
-
 Function = TypeVar("Function", bound=Callable[..., Any])
-
 _MARK = "_edl_local"
 _PROCEED = "_edl_proceed"  # of a graph in which gradients were reduced before the update
 _APPLIED = "_edl_applied"  # of a graph in which they were applied, too

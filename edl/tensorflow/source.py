@@ -21,7 +21,6 @@ from edl.step.engine import Batch
 # of an object whose rows are read when they are needed.
 
 Array = npt.NDArray[Any]
-
 _TEXT = (str, bytes)
 _NUMBER = (bool, int, float, complex, np.generic)
 _NUMERIC_KINDS = "biufc"  # of numpy's types: booleans, integers, floats, complex numbers
@@ -225,7 +224,6 @@ def _is_inputs(values: list[Any], lengths: set[int]) -> bool:
 
 Load = Callable[[Batch], Any]
 Collate = Callable[[list[Any]], Any]
-
 PROBES = 16  # samples whose shapes are looked at, where a collate function makes the batches
 
 _BATCHES = (

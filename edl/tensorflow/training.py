@@ -304,7 +304,6 @@ TF_DATA = (
 )
 
 STOP = "all workers stop training after step {step}: {reason}"
-
 _TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 
 UNFINISHED = (

@@ -26,7 +26,6 @@ Array = np.ndarray[Any, Any]
 # that took the training thread 90 to 106 ms of processor time, in each step until each of 500
 # groups had had its turn; beside plain Horovod a step took 1.83 of its time.
 SESSION_GROUPS = 8
-
 BESIDE = "tf.train.Checkpoint"  # how the names of variables of one beside the model begin
 
 UNKNOWN = (

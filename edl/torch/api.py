@@ -321,11 +321,10 @@ def _wide(kind: torch.dtype) -> torch.dtype:
 def sync_metrics(metrics: torch.nn.Module) -> None:
     """Let metrics of torchmetrics compute their values over all workers of the job.
 
-    ``compute()`` then adds up what all workers have given to ``update()``. All workers call it at
-    the same points: between two steps, such as at the end of an epoch, or in a step before
+    ``compute()`` then adds up what all workers have given to ``update()``, and each goes on with
+    its own counts. All call it at the same points: between two steps, or in a step before
     ``backward()``. In a warm-up, and before and after the training, a metric is of this worker
-    alone. What a worker had counted is lost when it dies or leaves. After ``compute()`` each worker
-    goes on with its own counts.
+    alone. What a worker had counted is lost when it dies or leaves.
 
     Args:
         metrics: a metric, a collection of metrics, or a module that has some.
@@ -385,10 +384,9 @@ AS_INTEGERS = {torch.bfloat16: torch.int16}
 def gather_each(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
     """Return the tensors of all workers as a list in rank order, the same list on all workers.
 
-    All workers call it at the same point of the script, between two steps. The shapes of their
-    tensors may differ. While a newcomer warms up, and in a job of one worker, the list has the
-    worker's own tensor only. It fits ``dist_sync_fn`` of torchmetrics;
-    :func:`edl.torch.sync_metrics` sends all states of a metric at once.
+    It is called as :func:`gather` is, and raises the same errors, but the shapes may differ. It
+    fits ``dist_sync_fn`` of torchmetrics; :func:`sync_metrics` sends all states of a metric at
+    once.
 
     Args:
         tensor: a tensor on any device and of any shape; the returned tensors are on the same
@@ -396,11 +394,6 @@ def gather_each(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
             in the type of the others (torchmetrics gathers a state to which a worker has added
             nothing yet as float32).
         group: ignored; torchmetrics passes its process group here, and edl has no process groups.
-
-    Raises:
-        UsageError: the call is inside a step or outside of the training, or the types differ.
-        RingBroken: a worker has died, in a script with an elastic state; in any other script the
-            call goes on with the survivors.
     """
     return tensors_of_all(tensor)
 
@@ -467,9 +460,8 @@ def sum(
 ) -> torch.Tensor | dict[str, torch.Tensor]:
     """Return the sum of the values of all workers, the same on all workers, as a tensor.
 
-    All workers call it at the same point of the script, between two steps, with tensors of one
-    shape. Integers are added exactly; other types are added in double precision. While a newcomer
-    warms up, and in a job of one worker, the result is the worker's own value.
+    It is called as :func:`gather` is, and raises the same errors, also where shapes differ at all.
+    Integers are added exactly; other types are added in double precision.
 
     Args:
         value: a tensor, a number, or a dict of these with the same keys on all workers. A Python
@@ -478,12 +470,6 @@ def sum(
     Returns:
         The sum as a tensor of the type and device of ``value``, or a dict of such sums by the same
         keys. The sum of booleans is an int64.
-
-    Raises:
-        UsageError: shapes, types or keys differ; or the call is inside a step or outside of the
-            training.
-        RingBroken: a worker has died, in a script with an elastic state; in any other script the
-            call goes on with the survivors.
     """
     return _combined(value, _array, check_same_shape, lambda tensors: reduced(tensors, "sum"))
 

@@ -80,12 +80,11 @@ def allow_logical_samplers() -> None:
 class ElasticSampler(torch.utils.data.Sampler[int]):
     """A sampler of this worker's share of an epoch, divided evenly among the workers of the ring.
 
-    It yields the indices of the samples in this worker's share that no worker had trained when the
-    share was made. Make it an attribute of the elastic state, call :meth:`record_batch` after each
-    batch and :meth:`set_epoch` with the next number at the end of each epoch. The order of an epoch
-    is a function of (``seed``, epoch) alone, and the trained samples are always the first ones of
-    that order. So no sample is left out or taken twice when the ring changes, also when a worker
-    only leaves.
+    It yields the indices of this worker's share of the samples that were untrained when the share
+    was made. Make it an attribute of the elastic state, call :meth:`record_batch` after each batch
+    and :meth:`set_epoch` with the next number at the end of each epoch. The order of an epoch is a
+    function of (``seed``, epoch) alone, and the trained samples are the first ones of it, so no
+    sample is left out or taken twice when the ring changes.
 
     As in Horovod, all workers get equally many samples. Where the untrained samples of an epoch
     cannot be divided evenly, the first of them are repeated at the end; fewer samples are repeated
@@ -108,10 +107,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the epoch with the number ``epoch``, of which no sample is trained yet.
-
-        All of its samples are divided among the workers of the present ring.
-        """
+        """Begin the epoch with the number ``epoch``, of which no sample is trained yet."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
@@ -125,11 +121,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the sampler in its data, for :meth:`load_state_dict`.
-
-        It is a dict with ``epoch``, the number of the current epoch, and ``processed_num``, how
-        many samples of that epoch all workers together have trained.
-        """
+        """Return the attributes ``epoch`` and ``processed_num``, for :meth:`load_state_dict`."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -138,10 +130,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Divide the untrained samples of the epoch among the workers of the present ring.
+        """Divide the untrained samples among the present ring's workers, without a message.
 
-        Each worker takes its own share, without a message. Iterators made before go on with the old
-        share.
+        Iterators made before go on with the old share.
         """
         self.rank, self.num_replicas = process.rank(), process.num_processes()
         order = EpochOrder(len(self.dataset), self.seed, self.epoch, self.shuffle)
@@ -163,10 +154,9 @@ class TorchState(State):
 
     The script gives it to the function that :func:`run` has wrapped, which calls its ``commit()``.
     Each commit saves it in memory; it is restored when another worker dies, and sent to newcomers.
-    Attributes may be samplers, LR schedulers, numbers and other objects. An object with
-    ``state_dict()`` and ``load_state_dict()`` stays the same object when the state is restored or
-    received; any other attribute is replaced by a copy. A restore undoes what has changed since the
-    last commit, also inside of lists and dicts.
+    An attribute with ``state_dict()`` and ``load_state_dict()`` (a sampler, an LR scheduler) stays
+    the same object when the state is restored or received; any other is replaced by a copy. A
+    restore undoes what has changed since the last commit, also inside of lists and dicts.
 
     Args:
         model: the model; None: there is none.
@@ -184,8 +174,7 @@ class TorchState(State):
     def restore(self) -> None:
         """Restore the state that was saved last, and set the gradients of its parameters to None.
 
-        It was saved at a commit or at the beginning of the ring. The gradients belong to batches
-        that the script trains again.
+        They belong to batches that the script trains again.
         """
         super().restore()
         for name in self._names:
@@ -193,11 +182,7 @@ class TorchState(State):
                 parameter.grad = None
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the present learning rates of the optimizers in the state.
-
-        Returns:
-            The rates by texts for error messages, such as ``learning rate of optimizer 1``.
-        """
+        """Return the optimizers' rates by texts such as ``learning rate of optimizer 1``."""
         things = (getattr(self, name) for name in self._names)
         return rates_of([thing for thing in things if isinstance(thing, torch.optim.Optimizer)])
 
@@ -276,11 +261,7 @@ class TorchState(State):
         super().on_reset()
 
     def renew(self) -> None:
-        """Divide the untrained samples among the workers of a new ring, then save the state.
-
-        The samples are those of the current epoch of each :class:`ElasticSampler` in the state. The
-        state is saved in memory, and is restored when another worker dies.
-        """
+        """Let each :class:`ElasticSampler` divide its samples anew, then save the state."""
         for name in self._names:
             if isinstance(thing := getattr(self, name), ElasticSampler):
                 thing.reset()

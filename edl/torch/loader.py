@@ -717,10 +717,9 @@ class DataLoader:
         return self._epochs(count, max_steps)
 
     def endless_epochs(self) -> Iterator[int]:
-        """Yield the numbers of the job's epochs for as long as the script asks for a further one.
+        """Yield epochs as :meth:`epochs` does, for a script that does not say how many it trains.
 
-        It is for scripts that do not say how long they train. When such a script has ended, the job
-        has finished. A newcomer first warms up, as with :meth:`epochs`.
+        When such a script has ended, the job has finished.
         """
         return self._epochs(None, None)
 
@@ -746,10 +745,8 @@ class DataLoader:
     def steps(self, count: int) -> Iterator[Any]:
         """Yield batches until the job has made ``count`` updates, over as many epochs as needed.
 
-        The updates are those that :func:`edl.step` counts: all updates of the model since the job
-        began, also before it was resumed or this worker joined. So all workers end with the same
-        update, and end the job together. If the job has made them already, there is no batch. A
-        newcomer first gets one batch to warm up.
+        :func:`edl.step` counts them, also those before the job was resumed or this worker joined,
+        so all workers end the job together. A newcomer first gets one batch to warm up.
 
         Raises:
             UsageError: ``count`` is no whole number above 0.
@@ -783,20 +780,18 @@ class DataLoader:
 
     @property
     def epoch_is_over(self) -> bool:
-        """Whether all samples of the epoch are trained, as known after ``optimizer.step()``.
+        """Whether the iterator has no further batch, as known after ``optimizer.step()``.
 
-        It is the same on all workers. Then the iterator has no further batch. It is also True after
-        the one batch of a warm-up, and when the job has made all its updates.
+        It is the same on all workers, and also True after the one batch of a warm-up.
         """
         return self._steps.is_over
 
     def stop(self) -> None:
         """End the training with the update that was made last; all workers call it after that one.
 
-        The loop over :meth:`epochs` or :meth:`steps` then ends instead of going on to its next
-        epoch, and all workers end the job together. It is for scripts that decide during the
-        training how long they train, such as by early stopping. Call it in such a loop, between two
-        steps. Before the job's first update, and in a warm-up, nothing happens.
+        The loop over :meth:`epochs` or :meth:`steps` then ends, and all workers end the job
+        together, such as by early stopping. Call it in such a loop, between two steps. Before the
+        job's first update, and in a warm-up, nothing happens.
         """
         if self._worker.step > 0 and not self._worker.warming_up:
             self._steps.limit(self._worker.step)
@@ -813,10 +808,9 @@ class DataLoader:
     def __len__(self) -> int:
         """Return how many batches each worker's script gets in an epoch, rounded up.
 
-        Each microbatch counts as one. Before this worker's first step in the job's ring the number
-        is computed for the number of workers with which the job began, so that a schedule over
-        ``epochs * len(loader)`` steps is the same on newcomers. After it the number is computed for
-        the present number of workers and the present global batch.
+        Each microbatch counts as one. Before this worker's first step it is computed for the number
+        of workers with which the job began, so that a schedule over ``epochs * len(loader)`` steps
+        is the same on newcomers; after it for the present workers and global batch.
 
         Raises:
             TypeError: the data set is a stream, whose length is unknown before its end.

@@ -19,8 +19,6 @@ from edl.step.weighting import LossTerm, why_no_mean
 from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
-
-
 CHECKS = 20  # backward passes that are checked: the first batches may all be without padding
 MAX_NODES = 100  # of a graph that are visited
 NOTHING, MEAN, SUM = 0, 1, 2  # the reductions of a loss function, as its node keeps them

@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 STAYS = "edl: stays with each worker"  # takes the place of a value that cannot be sent
 _LISTS = (list, tuple)
-
 _made: list[weakref.ref[LRScheduler]] = []
 _warned_of: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
 # By scheduler that counts samples: the steps that it had made before the job's first sample.

@@ -125,7 +125,6 @@ def laid_out_like(
 # groups that a newcomer's script has *before its loop* must be those that the job began with, or be
 # a subset of those that the job has now. Otherwise it is another script, and edl raises UsageError.
 
-
 Names = list[list[str]]  # of the parameters of each group
 
 

@@ -139,7 +139,6 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 # such as an attention mask: it may be made, or enlarged, in a forward pass. PyTorch neither saves
 # nor loads it. Between workers it is sent like any other tensor, and loaded where it fits.
 
-
 State = Mapping[str, torch.Tensor]
 
 

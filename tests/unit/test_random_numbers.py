@@ -25,7 +25,6 @@ from edl.worker.worker import Worker
 
 @pytest.fixture(autouse=True)
 def states() -> Iterator[None]:
-    """Leave the generators of this process as they were."""
     python, numpy_, torch_ = random.getstate(), np.random.get_state(), torch.get_rng_state()
     yield
     random.setstate(python)
@@ -47,7 +46,6 @@ def draw() -> tuple[float, float, float]:
 
 
 def numbers_of(**worker: Any) -> RandomNumbers:
-    """Those of a worker whose script has seeded everything with 0."""
     seed_script()
     is_so = {"id": 0, "rank": 0, "step": 0, "generation": 1, "same_random": False, "logical": 0}
     engine = SimpleNamespace(completed_by_peers=False)
@@ -133,7 +131,6 @@ def test_a_seed_that_is_set_while_training_becomes_the_worker_s_own() -> None:
 
 
 def drawn_by_logical(seed: int = 0, epoch: int = 1, **worker: Any) -> list[tuple[float, ...]]:
-    """Return what a worker draws in the pass of a logical worker, and after the step."""
     numbers = numbers_of(logical=8, **({"step": 3} | worker))
     torch.manual_seed(seed)
     numbers.warm_up()
@@ -162,7 +159,6 @@ def test_a_logical_worker_draws_the_same_on_any_worker() -> None:
 
 
 def test_a_newcomer_and_a_resumed_job_go_on_with_the_seed_of_the_job() -> None:
-    """The script seeds once more while it trains; a worker that comes later has not run that."""
     loader = SimpleNamespace(progress=SimpleNamespace(seed=999))  # that of the job, or checkpoint
     numbers = numbers_of(logical=8, step=13, loader=loader)
     numbers.enter()

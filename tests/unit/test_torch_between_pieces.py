@@ -95,8 +95,6 @@ def test_a_size_within_the_training_is_that_of_logical_workers(
 
 
 class Counts(torch.optim.SGD):
-    """Counts its steps in an option of its groups, as schedule-free optimizers do."""
-
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             group["k"] = group.get("k", 0) + 1

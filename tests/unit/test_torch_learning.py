@@ -16,8 +16,6 @@ from edl.torch.reduction import watch_losses
 
 
 class Script:
-    """A script in a job of one worker, as far as the meter sees it."""
-
     def __init__(self, scale: float = 1.0) -> None:
         self.meter = LearningMeter()
         self.loader = SimpleNamespace(open=True, batch_weight=4)
@@ -38,7 +36,6 @@ class Script:
 
 @pytest.fixture(autouse=True)
 def no_more_losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what a test declares end with it."""
     monkeypatch.setattr(reduction, "_observe", None)
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
 

@@ -19,7 +19,6 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Scores of a model and labels: of the tokens, those behind the end of a text are -100."""
     torch.manual_seed(0)
     weights = torch.nn.Parameter(torch.randn(C, C))
     for longest in (T, 4):

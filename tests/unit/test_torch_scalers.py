@@ -22,8 +22,6 @@ def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Script:
-    """What a worker's script has: a model, a replica, scalers."""
-
     def __init__(self, *scales: float) -> None:
         self.model = torch.nn.Linear(1, 1)
         self.sgd = torch.optim.SGD(self.model.parameters(), lr=0.1)
@@ -71,7 +69,6 @@ def test_a_newcomer_to_a_job_without_a_scale_begins_anew() -> None:
 
 @pytest.mark.parametrize("between", [0, 1])
 def test_a_checkpoint_keeps_it_until_the_scaler_is_there(between: int, tmp_path: Path) -> None:
-    """Also through another checkpoint, or a newcomer, before that."""
     state: Any = Script(8.0)
     state.train(0, overflow=True)
     for _ in range(1 + between):
