@@ -81,7 +81,7 @@ STEERED = (
 def check_compiled(model: Any, now: training.Training) -> None:
     check_stateless(model, now.worker.is_shared)
     optimizer = model.optimizer
-    if not is_elastic(optimizer) and not now.reduction.several:  # which its train_step applies
+    if not is_elastic(optimizer) and not now.reduction.is_multi:  # which its train_step applies
         inner = getattr(optimizer, "inner_optimizer", None)
         advice = (
             "wrap the whole of it: edl.Optimizer(keras.optimizers.LossScaleOptimizer(...)), which "
@@ -264,7 +264,7 @@ class KerasCallback(keras.callbacks.Callback):
         now.steps.limit(self._max_steps)
         now.metrics = EpochMetrics(self.model)
         now.fitting = True
-        if not now.reduction.several:  # the models of these are known
+        if not now.reduction.is_multi:  # the models of these are known
             build_model(self.model, now.newest_dataset)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -424,13 +424,13 @@ class _LastCallback(keras.callbacks.Callback):
         asked = TrainingLength.asked(epochs + now.fit_calls.shift, now.steps.max_steps)
         now.worker.loader.progress.length = asked
         begin = epochs  # where fit looks for the epoch to begin with; so many: it runs none
-        if not now.reduction.several:
+        if not now.reduction.is_multi:
             assert now.replica is not None
             now.replica.variables()  # builds the optimizer, alike on newcomers, before a first step
         try:
             if now.worker.warming_up:
                 self._warm_up()
-            if now.worker.is_shared and not now.reduction.several:
+            if now.worker.is_shared and not now.reduction.is_multi:
                 # Newcomers compare names and shapes of their variables before they join.
                 assert now.replica is not None
                 now.worker.describe_model(now.replica.shapes)
@@ -533,7 +533,7 @@ class _LastCallback(keras.callbacks.Callback):
 
 def _build_all(now: training.Training, model: Any) -> None:
     """Create the variables of model and optimizer where a skipped fit has no first step for it."""
-    if not now.reduction.several:
+    if not now.reduction.is_multi:
         build_model(model, now.newest_dataset)
         assert now.replica is not None
         now.replica.variables()

@@ -154,7 +154,7 @@ def for_update(
     if hasattr(here, _APPLIED):
         raise UsageError("apply the gradients of all variables in one apply_gradients()")
     setattr(here, _APPLIED, True)
-    graph = None if reduction.several else here
+    graph = None if reduction.is_multi else here
     while graph is not None:
         if hasattr(graph, _PROCEED):
             return list(gradients), getattr(graph, _PROCEED)

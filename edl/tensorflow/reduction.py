@@ -152,7 +152,7 @@ class GradientReduction:
         return self._reduction.done
 
     @property
-    def several(self) -> bool:
+    def is_multi(self) -> bool:
         return len(self._worker.loader.engine.parts) > 1
 
     def end_step(self) -> None:
@@ -161,7 +161,7 @@ class GradientReduction:
         if self._worker.loader.open and self._reduction.step.is_decided:
             if self.logical is not None:
                 self.logical.end_step()
-            if self.several:
+            if self.is_multi:
                 self._worker.loader.end()
             else:
                 self._reduction.end_step()
@@ -232,7 +232,7 @@ class GradientReduction:
         """Return what exchanges messages in the open step, and repairs a ring; None: alone."""
         if self._feed.is_trial or not self._reduction.exchanges:
             return None
-        if self.several:
+        if self.is_multi:
             raise UsageError(SEVERAL)
         return partial(self._reduction.exchange, hold=collectives.hold)
 
@@ -368,7 +368,7 @@ class GradientReduction:
 
     def _begin_update(self) -> None:
         # Of several optimizers, each update counts, and the next gradients are of another step.
-        if self.several and self._reduction.step.is_decided:
+        if self.is_multi and self._reduction.step.is_decided:
             self._reduction.apply()
 
     def from_graph(self, act: Callable[[], Answer], otherwise: Answer) -> Answer:
@@ -480,7 +480,7 @@ class GradientReduction:
         return self._reduction.step.state in (StepState.REFUSED, StepState.ENDED)
 
     def _check(self) -> None:
-        if self.several:  # each reduction is a step of its own
+        if self.is_multi:  # each reduction is a step of its own
             parts = self._worker.loader.engine.parts
             if any(each.step.state is StepState.REDUCED for each in parts):
                 raise UsageError(

@@ -334,7 +334,7 @@ class Training:
             self.reduction.keep_apart(self.buffers, numbers, apart.check)
         else:  # with several optimizers nobody knows which update of a batch is the last
             worker.loader.on_reduced = lambda: (
-                None if self.reduction.several else numbers.end_step()
+                None if self.reduction.is_multi else numbers.end_step()
             )
         self.steps = BatchSteps(worker, self.feed, lambda: UNFINISHED, numbers=numbers)
         worker.finishing.end_batch = self.finish_step
@@ -592,7 +592,7 @@ class Training:
     def has_made_update(self) -> bool:
         """Whether an update was applied that the job has not counted yet; the next batch does."""
         loader = self.worker.loader
-        if not loader.open or self.worker.warming_up or self.reduction.several:
+        if not loader.open or self.worker.warming_up or self.reduction.is_multi:
             return False
         if loader.engine.completed_by_peers or not self.reduction.done:
             return False

@@ -24,7 +24,7 @@ from edl.binding.reduction import Array, check_rows, check_same_shape, gather_ar
 from edl.binding.replica import Trackable
 from edl.errors import UsageError
 from edl.torch.collectives import TorchCollectives
-from edl.torch.elastic import refuse_partial_samplers
+from edl.torch.elastic import watch_samplers
 from edl.torch.gradients import LastStep, in_microbatches
 from edl.torch.logical import NO_STEP, arithmetic
 from edl.torch.loss_check import LossCheck
@@ -65,7 +65,7 @@ def _is_between_logical() -> bool:
 
 watch_schedulers(_is_between_logical)  # a script may make one before edl.init()
 
-refuse_partial_samplers()
+watch_samplers()
 synchronise_batch_norm(lambda: None if (found := _of_this_job()) is None else found.exchange())
 
 

@@ -38,7 +38,7 @@ _allows_logical = False
 _of_ring: weakref.WeakSet[DistributedSampler[Any]] = weakref.WeakSet()
 
 
-def refuse_partial_samplers() -> None:
+def watch_samplers() -> None:
     """Let PyTorch's DistributedSampler refuse the number of logical workers for processes."""
     make = DistributedSampler.__init__
     signature = inspect.signature(make)

@@ -376,12 +376,12 @@ class Gradient:
             return False
         return self.left() is gradient and gradient._version == self.left_version + since
 
-    def refuse_leftover(self, since: int = 0) -> None:
+    def check_no_leftover(self, since: int = 0) -> None:
         """Raise UsageError for a leftover: a newcomer does not have it."""
         if self.is_leftover(since):
             raise UsageError(LEFTOVER.format(name=self.name))
 
-    def refuse_mixed(self, step: int) -> None:
+    def check_unmixed(self, step: int) -> None:
         gradient = self.parameter.grad
         if gradient is None or (self.is_mixed and not gradient.any()):
             self.is_mixed = False
@@ -459,7 +459,7 @@ class Gradient:
         if self.forgotten_in == step:
             self.parameter.grad, self.local, self.mean_in = self.forgotten, None, -1
 
-    def refuse_changed(self, step: int) -> None:
+    def check_mean_unchanged(self, step: int) -> None:
         # If the ring broke later, the local gradient would be reduced again, without the change.
         if self.mean_in == step and not self.is_leftover() and not self._is_forgotten():
             raise UsageError(
@@ -477,7 +477,7 @@ class Gradient:
         if self.parameter.grad is None:
             self.is_mixed = False
         if self.mean_in == step:
-            self.refuse_changed(step)
+            self.check_mean_unchanged(step)
             self.become_local(step)
             self.forgotten_in, self.forgotten = -1, None
         elif self.computed != step:

@@ -338,7 +338,7 @@ class LRSchedule(LRScheduler):
         self._last_lr = self.get_lr()
 
     def _extend_to_new_groups(self) -> None:
-        refuse_changed_groups(self.optimizer, len(self._ratios), "edl.LRSchedule", may_grow=True)
+        check_groups(self.optimizer, len(self._ratios), "edl.LRSchedule", may_grow=True)
         new = self.optimizer.param_groups[len(self._ratios) :]
         self._ratios += [
             self._ratio(float(group["lr"]), number)
@@ -364,7 +364,7 @@ class LRSchedule(LRScheduler):
         return rate / self._first_rate
 
 
-def refuse_changed_groups(
+def check_groups(
     optimizer: torch.optim.Optimizer, count: int, scheduler: str, may_grow: bool = False
 ) -> None:
     now = len(optimizer.param_groups)

@@ -77,9 +77,9 @@ def Optimizer(
         )
     if isinstance(optimizer, torch.optim.LBFGS) and _evaluates_again(optimizer):
         raise UsageError(AGAIN.format(kind="LBFGS"))
-    _refuse_other_exchange(model)
+    _check_other_exchange(model)
     if current_worker().logical:
-        _refuse_unlike(optimizer, model)
+        _check_logical(optimizer, model)
     if hasattr(optimizer, "synchronize"):
         raise UsageError("this optimizer was wrapped by edl.Optimizer (or Horovod) already")
     if backward_passes_per_step < 1:
@@ -100,7 +100,7 @@ def _evaluates_again(lbfgs: torch.optim.LBFGS) -> bool:
     return any(group["max_iter"] > 1 or group["line_search_fn"] for group in lbfgs.param_groups)
 
 
-def _refuse_other_exchange(model: torch.nn.Module) -> None:
+def _check_other_exchange(model: torch.nn.Module) -> None:
     """Raise UsageError if another library than edl may average the gradients of `model`, too."""
     # edl would average them again, with other weights.
     others = {type(one).__name__ for one in model.modules()} & _EXCHANGING
@@ -118,7 +118,7 @@ def _refuse_other_exchange(model: torch.nn.Module) -> None:
         )
 
 
-def _refuse_unlike(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+def _check_logical(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
     if inner_optimizers(optimizer):
         raise UsageError(
             f"{type(optimizer).__name__} wraps another optimizer, and may change weights at each "

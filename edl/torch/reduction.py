@@ -80,7 +80,7 @@ class Optimizers:
     def __init__(self, worker: Worker) -> None:
         self.worker, self._thread = worker, threading.get_ident()
         # More than one, or one that takes two backward passes for an update.
-        self.several = False  # no property: it is read once for each parameter
+        self.is_multi = False  # no property: it is read once for each parameter
         # Of logical workers: gradients stay local until `step()`, as with Horovod's optimizer.
         self.wait_for_step = False
         self.never_none: frozenset[torch.nn.Parameter] = frozenset()  # zeros if none computes one
@@ -110,15 +110,15 @@ class Optimizers:
                 "gradients inside of edl.no_sync() in place of backward_passes_per_step"
             )
         self._reductions.append(reduction)
-        self.several = self.several or several
-        if self.several:
+        self.is_multi = self.is_multi or several
+        if self.is_multi:
             self.worker.loader.before_exchange = lambda: (
                 self._end_step() if self.worker.loader.engine.updates else None
             )
             for each in self._reductions:
                 each.accumulation.watch_all()
 
-    def own(self, parameter: torch.nn.Parameter, name: str, owner: GradientReduction) -> None:
+    def claim(self, parameter: torch.nn.Parameter, name: str, owner: GradientReduction) -> None:
         """Record that one optimizer trains a parameter."""
         if self._owners.setdefault(parameter, owner) is not owner:
             raise UsageError(
@@ -135,7 +135,7 @@ class Optimizers:
         first = self._reductions[0]
         if not first.exchanges:
             return None
-        if self.several:
+        if self.is_multi:
             raise UsageError(
                 "SyncBatchNorm works with one edl.Optimizer that makes one update for each batch; "
                 "with several, use torch.nn.BatchNorm1d, 2d or 3d, whose statistics are each "
@@ -152,9 +152,9 @@ class Optimizers:
 
     def _backward_ended(self) -> None:
         computed, self._computed = self._computed, []
-        if self.several:
+        if self.is_multi:
             for reduction in self._reductions:
-                reduction.refuse_changed()
+                reduction.check_mean_unchanged()
         # Autograd may call this in a thread of its own, which is then the training thread.
         in_script = threading.get_ident() == self._thread
         with contextlib.nullcontext() if in_script else activity.training_here():
@@ -162,7 +162,7 @@ class Optimizers:
                 if reduction in computed:
                     reduction.backward_ended()
 
-    def see_failure(self) -> None:
+    def void_failed_backward(self) -> None:
         """Void what a failed backward pass has sent; the script may have caught its exception."""
         if not self.backward_end.failed:
             return
@@ -180,14 +180,14 @@ class Optimizers:
 
     def leave_out(self) -> bool:
         """Leave out a batch without a backward pass; return whether the step goes on."""
-        self.see_failure()
+        self.void_failed_backward()
         return any(each.accumulation.leave_out() for each in self._reductions)
 
     # --- the end of a step
 
-    def begin_anew(self) -> None:
+    def next_update(self) -> None:
         """If an optimizer has made its update, end the step; begin the next on the same batch."""
-        if self.several and self.worker.loader.engine.is_between_parts:
+        if self.is_multi and self.worker.loader.engine.is_between_parts:
             if self.worker.loader.open:
                 self._note_skipped()
             self.worker.loader.next_part()
@@ -211,17 +211,17 @@ class Optimizers:
                     each.finish()
 
     def skip(self) -> None:
-        self._refuse_broken_off()
+        self._check_broken_off()
         if not self._is_decided:
             for each in self._reductions:
                 each.skip()
-        if self.several:
+        if self.is_multi:
             self._end_step()
 
     def end_batch(self) -> None:
         """Prepare for the next batch; gradients that were not applied are a skipped update."""
         if self.worker.loader.open:
-            self._refuse_broken_off()
+            self._check_broken_off()
             updates = self.worker.loader.engine.updates
             if not updates and any(each.step.is_decided for each in self._reductions):
                 self._skipped += 1
@@ -260,17 +260,17 @@ class Optimizers:
     def _reduced(self) -> None:
         # With several, nobody knows which update of a batch is the last. Logical workers go on
         # until the update.
-        if not (self.several or self.worker.logical):
+        if not (self.is_multi or self.worker.logical):
             self.end_draws()
 
-    def _refuse_broken_off(self) -> None:
-        self.see_failure()
-        self._refuse_failed_update()
+    def _check_broken_off(self) -> None:
+        self.void_failed_backward()
+        self._check_failed_update()
         step = self.worker.loader.engine
         if not step.batches.may_grow and any(each.is_broken_off for each in self._reductions):
             raise UsageError(BROKEN_OFF)
 
-    def _refuse_failed_update(self) -> None:
+    def _check_failed_update(self) -> None:
         """Raise UsageError if an optimizer has begun its update of this step and not ended it."""
         for each, number in self._updating.items():
             if number == each.step.number and each.step.state is StepState.REDUCED:
@@ -280,7 +280,7 @@ class Optimizers:
     def _is_decided(self) -> bool:
         """Whether one of several optimizers has reduced gradients or made an update in the step."""
         updates = self.worker.loader.engine.updates
-        return self.several and bool(
+        return self.is_multi and bool(
             updates or any(each.step.is_decided for each in self._reductions)
         )
 
@@ -289,7 +289,7 @@ class Optimizers:
         self.worker.loader.end()
 
     def _note_skipped(self) -> None:
-        self._refuse_failed_update()
+        self._check_failed_update()
         for each in self._reductions:
             each.note_skipped()
 
@@ -436,12 +436,12 @@ class GradientReduction:
         if self._reduction.done:
             return
         self._hook_new()
-        if not self._optimizers.several:
+        if not self._optimizers.is_multi:
             number = self._reduction.step.number
             for gradient in self._gradients:
                 gradient.take_back(number)  # if the last microbatch had no gradient
                 if gradient.computed != number:
-                    gradient.refuse_leftover()
+                    gradient.check_no_leftover()
         if self._logical is not None:
             self._logical.end_batch(self._gradients)
         self._reduction.reduce()
@@ -501,31 +501,31 @@ class GradientReduction:
 
     def synchronize(self) -> None:
         """Complete the reduction of the gradients, if `backward()` has not done so."""
-        self._optimizers.see_failure()
+        self._optimizers.void_failed_backward()
         if self.accumulation.is_between_microbatches:
             return
         if not self._reduction.done:
-            self._optimizers.begin_anew()
+            self._optimizers.next_update()
         if self._worker.loader.open:
             self.finish()
             # A death may have given this worker more passes.
             self.accumulation.put_zeros(self._listed, self._optimizers.never_none)
 
     def begin_update(self) -> None:
-        self._optimizers.see_failure()
+        self._optimizers.void_failed_backward()
         if self._logical is not None:
             self._logical.check_options(self._optimizer, self._reduction.step.number, is_last=True)
-        if self._optimizers.several:
+        if self._optimizers.is_multi:
             if self._reduction.step.state is StepState.APPLIED:
                 raise UsageError(TWICE)
             if not self._reduction.done:
-                self._optimizers.begin_anew()
+                self._optimizers.next_update()
         self._optimizers.begin_update(self)
         self._optimizers.reduce_broken_off(self)
         self.finish()
-        if self._optimizers.several:
+        if self._optimizers.is_multi:
             for gradient in self._gradients:
-                gradient.refuse_mixed(self._reduction.step.number)
+                gradient.check_unmixed(self._reduction.step.number)
         if self._reduction.step.changes_nothing:
             # For a gradient of zero, momentum or weight decay would change something.
             for parameter in self._listed:
@@ -540,7 +540,7 @@ class GradientReduction:
             put_back()
         if skipped is not True:
             self._reduction.apply()
-        if not self._optimizers.several:
+        if not self._optimizers.is_multi:
             self._optimizers.end_draws()
             self._reduction.end_step()
             self.accumulation.begin_step()
@@ -585,9 +585,9 @@ class GradientReduction:
         step = self._reduction.step
         return self._summed_in == step.number and not step.done
 
-    def refuse_changed(self) -> None:
+    def check_mean_unchanged(self) -> None:
         for gradient in self._gradients:
-            gradient.refuse_changed(self._reduction.step.number)
+            gradient.check_mean_unchanged(self._reduction.step.number)
 
     def end_batch(self) -> None:
         """Prepare for the next batch; end a step whose reduced gradients were not applied."""
@@ -598,7 +598,7 @@ class GradientReduction:
             for parameter in self._listed:  # the script has left a loop in the middle of a step
                 parameter.grad = None
         self._hook_new()
-        self.accumulation.expect_microbatches(self._optimizers.several)
+        self.accumulation.expect_microbatches(self._optimizers.is_multi)
 
     def skip(self) -> None:
         """End the current step without an update; take part in its reduction all the same."""
@@ -624,15 +624,15 @@ class GradientReduction:
             if parameter not in self._hooked:
                 self._hook(parameter)
             gradient = self._hooked[parameter]
-            self._optimizers.own(parameter, name, self)
+            self._optimizers.claim(parameter, name, self)
             gradient.name, gradient.collective = name, f"edl.gradient{self._suffix}.{name}"
             self._gradients.append(gradient)
 
     def _hook(self, parameter: torch.nn.Parameter) -> None:
         def expect_more() -> None:  # autograd is about to add to it
-            if self._optimizers.several and gradient.name:
-                self._optimizers.see_failure()
-                self._optimizers.begin_anew()
+            if self._optimizers.is_multi and gradient.name:
+                self._optimizers.void_failed_backward()
+                self._optimizers.next_update()
                 if self._worker.loader.open:
                     self._reduction.reopen()
                     gradient.expect_more(self._reduction.step.number)
@@ -650,9 +650,9 @@ class GradientReduction:
         if not self._worker.loader.open or not gradient.name:
             return
         if self._optimizers.backward_end.failed:
-            self._optimizers.see_failure()
+            self._optimizers.void_failed_backward()
         reduction, accumulation = self._reduction, self.accumulation
-        step, several = reduction.step, self._optimizers.several
+        step, several = reduction.step, self._optimizers.is_multi
         again = gradient.computed_in == accumulation.passes and gradient.computed == step.number
         if again or (step.done and not several):
             how = "twice" if gradient.computed == step.number else "by a second backward()"
@@ -664,7 +664,7 @@ class GradientReduction:
                 "torch.utils.checkpoint needs use_reentrant=False if it runs a module twice"
             )
         if not several:
-            gradient.refuse_leftover(since=1)  # one write: autograd's addition
+            gradient.check_no_leftover(since=1)  # one write: autograd's addition
         gradient.computed, gradient.computed_in = step.number, accumulation.passes
         self._optimizers.computed(self)
         if accumulation.is_watched and accumulation.is_padding(gradient.part, gradient.name):
@@ -739,7 +739,7 @@ class GradientReduction:
 
     def _take_over(self, averaged: list[tuple[Gradient, torch.Tensor]]) -> None:
         """Set the gradients to their averages; keep memory of local ones for the next averages."""
-        step, several = self._reduction.step.number, self._optimizers.several
+        step, several = self._reduction.step.number, self._optimizers.is_multi
         for gradient in self._gradients:
             if gradient.pending is None and gradient.is_local(step):
                 gradient.parameter.grad = None  # what a worker without samples has computed
@@ -765,7 +765,7 @@ class GradientReduction:
             local = gradient.parameter.grad
             if local is None or not gradient.is_local(number):
                 continue
-            if weight != 1.0 or self._optimizers.several:
+            if weight != 1.0 or self._optimizers.is_multi:
                 gradient.become_mean(local if weight == 1.0 else local * weight, number)
 
     def _fill(self, number: float) -> None:
@@ -801,7 +801,7 @@ def watch_losses(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> No
     meter.learning_rate = learning_rate
 
     def observe(tensors: Any) -> None:
-        if not meter.wants_loss or optimizers.several or worker.warming_up:
+        if not meter.wants_loss or optimizers.is_multi or worker.warming_up:
             return  # those of several optimizers have different meanings
         if loader.open and loader.batch_weight and (read := _reader(tensors, optimizers)):
             meter.see_loss(worker.step + 1, read)

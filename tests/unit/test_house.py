@@ -47,4 +47,5 @@ def test_what_users_import_has_a_docstring(room: str) -> None:
                         is_overload = "overload" in map(ast.unparse, one.decorator_list)
                         if not (is_overload or ast.get_docstring(one)):
                             bare.append(f"{node.name}.{one.name}")
-    assert names and bare == []
+    assert names
+    assert bare == []

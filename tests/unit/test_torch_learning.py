@@ -99,7 +99,7 @@ def test_batches_that_do_not_count(change: str) -> None:
     if change == "padding":
         script.loader.batch_weight = 0
     elif change == "several":
-        script.optimizers.several = True
+        script.optimizers.is_multi = True
     else:
         script.optimizers.worker.warming_up = True
     script.weight.sum().backward()

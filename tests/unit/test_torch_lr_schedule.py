@@ -415,7 +415,7 @@ def test_a_group_that_is_removed_is_refused(job: Job) -> None:
 def test_a_tuner_has_a_rate_for_each_group(now: int, message: str) -> None:
     sgd = elastic_sgd(now)
     with pytest.raises(UsageError, match=message):
-        lr_schedule.refuse_changed_groups(sgd, 2, "edl.LRTuner")
+        lr_schedule.check_groups(sgd, 2, "edl.LRTuner")
 
 
 def test_what_counts_samples_is_not_named_for_counting_steps(

@@ -661,11 +661,11 @@ def test_with_several_a_gradient_of_the_step_before_is_refused_though_others_hav
     gradient.remember()
     gradient.become_mean(ones(5.0), step=2)
     with pytest.raises(UsageError, match="gradient of a is still there from the step before"):
-        gradient.refuse_mixed(2)
+        gradient.check_unmixed(2)
     parameter.grad.zero_()
     assert gradient.is_local(3)
     gradient.become_mean(ones(5.0), step=3)
-    gradient.refuse_mixed(3)
+    gradient.check_unmixed(3)
 
 
 ZEROING: dict[str, Callable[[Job], None]] = {
