@@ -194,7 +194,6 @@ WITHOUT_LOGICAL = (
 
 @functools.cache
 def synchronise_batch_norm() -> None:
-    """Patch Keras so that `synchronized=True` in a layer means all workers of the job."""
     plain, of_layer = nn._compute_moments_sync, keras.layers.BatchNormalization._moments
 
     @functools.wraps(plain)
@@ -296,7 +295,6 @@ def moments_of_step(x: Any, axes: Any, mask: Any = None) -> tuple[Any, Any, Any]
 
 
 def _own_moments(x: Any, axes: Any, mask: Any) -> tuple[Any, Any, Any]:
-    """Return mean, variance and number of elements per channel of this worker's batch, or zeros."""
     if mask is None:
         mean, variance = tf.nn.moments(x, axes, keepdims=True)
         count = tf.size(x, tf.int64) // tf.maximum(tf.size(mean, tf.int64), 1)
@@ -363,7 +361,6 @@ def _exchange_moments(number: int, row: Vector, exchange: Exchange | None, weigh
 def _exchange_derivatives(
     number: int, row: Vector, exchange: Exchange | None, _weight: int
 ) -> Vector:
-    """Add up the derivatives of all workers' losses: one exchange of the backward pass."""
     # `row`: n_i, then dm_i of each channel, then dv_i. Alone, also in the forward pass, the sums
     # are this worker's own.
     if exchange is None or row[0] == _ALONE:

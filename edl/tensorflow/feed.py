@@ -174,7 +174,6 @@ class PipelineBatchSource:
             self._worker.loader.sampler.restart()
 
     def close(self) -> None:
-        """End all readers before the interpreter exits, and wait for them to leave Python."""
         self.end()
         with self._change:
             self._change.wait_for(lambda: self._inside == 0, LEAVE_S)
@@ -200,7 +199,6 @@ class PipelineBatchSource:
             yield samples
 
     def open(self) -> int:
-        """Begin a new iteration over the batches, which ends the older ones; return its number."""
         with self._change:
             self._reader += 1
             self._change.notify_all()

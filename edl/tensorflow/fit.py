@@ -389,8 +389,6 @@ class KerasCallback(keras.callbacks.Callback):
 
 
 class _LastCallback(keras.callbacks.Callback):
-    """The callback that runs after all other callbacks of the `fit`."""
-
     def __init__(
         self, now: training.Training, writers: list[Writer], first: KerasCallback, history: Any
     ) -> None:

@@ -155,8 +155,6 @@ _MISSING: Any = object()
 
 
 class _Memory:
-    """A memory of one callback, over all its fits: it reads and restores the callback's state."""
-
     def __init__(self, callback: Any, model: Any) -> None:
         self._of = weakref.ref(callback)
         self.name = type(callback).__name__
@@ -179,7 +177,6 @@ class _Memory:
         return self._of()
 
     def is_of(self, model: Any) -> None:
-        """Set the model of the callback's fit, whose variables are no part of its state."""
         self._models = {id(plain(each)) for each in variables_of(model) or []}
 
     def state(self) -> Any:
@@ -710,7 +707,6 @@ def metrics_row(worker: int, samples: int, metrics: Mapping[str, float]) -> list
 
 
 def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[str, float]:
-    """Return the means over the workers, weighted with their samples; `names` are this worker's."""
     odd = [f"w{row[0]:.0f}" for row in rows if row[2] != rows[0][2]]
     if odd:
         raise UsageError(
@@ -900,8 +896,6 @@ class GatedTensorBoard(Gated):
 
 
 class GatedProgress(Gated):
-    """A writer for Keras' progress bar."""
-
     callback: ProgbarLogger
 
     def __init__(self, callback: Any, worker: Worker) -> None:

@@ -364,8 +364,6 @@ class LogicalBuffers:
 
 
 class LogicalReduction:
-    """The gradients of this worker's logical workers in the open step, and their exact means."""
-
     def __init__(
         self,
         worker: Worker,

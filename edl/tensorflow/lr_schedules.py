@@ -121,7 +121,6 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def follow_policy(optimizer: Any, several: bool) -> None:
-    """Give `optimizer` the learning rate of the table [learning_rate] in the job's policy file."""
     policy = current_worker().follows()
     if policy is None or policy.learning_rate is None:
         return

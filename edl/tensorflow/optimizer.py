@@ -45,7 +45,6 @@ _OF_LOCAL_VARIABLES = ("register_local_source", "get_local_and_global_gradients"
 
 
 def as_it_is(function: Function) -> Function:
-    """Let AutoGraph leave `function` as it is."""
     # A translation by AutoGraph takes processor time at the start of each worker, and changes
     # nothing in a function without a branch or a loop over tensors.
     marked: Function = tf.autograph.experimental.do_not_convert(function)

@@ -156,7 +156,6 @@ class GradientReduction:
         return len(self._worker.loader.engine.parts) > 1
 
     def end_step(self) -> None:
-        """Complete the open step in the ledger; do nothing if its gradients are not reduced yet."""
         self.raise_pending()
         if self._worker.loader.open and self._reduction.step.is_decided:
             if self.logical is not None:
@@ -292,8 +291,6 @@ class GradientReduction:
         return tf.cond(measures, shown, lambda: tf.constant(0, tf.int64))
 
     def _again(self, local: list[Any], end: Callable[[], Any]) -> tuple[Any, ...]:
-        """Add a loop to the graph that sends the local gradients again until no ring breaks."""
-
         def attempt(_branch: Any, *_means: Any) -> tuple[Any, ...]:
             scalars = [tf.float64, tf.float64]
             weight, correction = tf.numpy_function(self._begin_again, [], scalars, name=AGAIN)
@@ -336,8 +333,6 @@ class GradientReduction:
         return np.bool_(self.from_graph(begin, False))
 
     def _begin_again(self) -> tuple[Any, Any]:
-        """Agree on the factors of what is sent and of the averages, when the graph sends again."""
-
         def begin() -> Weights:
             weights = self._reduction.agree()
             self._send(weights.sends)

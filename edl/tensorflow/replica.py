@@ -59,7 +59,6 @@ def size_of(value: Any) -> int | None:
 
 
 def digests(access: VariableAccess, parts: Iterable[ByteRange]) -> dict[str, int]:
-    """Return digests by the names of the values; a value that is not compared is left out."""
     variables: list[ByteRange] = []
     others: list[ByteRange] = []
     for part in parts:
@@ -289,7 +288,6 @@ class TensorFlowReplica(FrameworkReplica):
                 )
 
     def things(self) -> dict[str, Trackable]:
-        """Return the tracked objects that are sent by their `state_dict()`, by name."""
         return {name: x for name, x in self._tracked.items() if variables_of(x) is None}
 
     def objects_from_gradients(self) -> Mapping[str, Trackable]:
@@ -353,7 +351,6 @@ class TensorFlowReplica(FrameworkReplica):
         }
 
     def equal_on_all(self, state: dict[str, Any]) -> Iterable[Any]:
-        """Return the objects in a `durable()` that updates train, and optimizers' states."""
         trained = [variable for variable in self._model() if variable.trainable]
         equal = {id(plain(variable)) for variable in (*trained, *self._optimizer_state())}
         variables = (*state["model"].values(), *state["optimizer"].values())
@@ -381,7 +378,6 @@ class TensorFlowReplica(FrameworkReplica):
     size_of = staticmethod(size_of)
 
     def buffers(self) -> dict[str, Any]:
-        """Return what Keras' layers set themselves, without averages of batch normalisation."""
         if not isinstance(self.access, EagerAccess):
             return {}
         return variables_by_name(

@@ -253,7 +253,6 @@ class TrainedModel:
         return list(variables_of(self.model) or [])
 
     def updated(self) -> list[Any]:
-        """Return the variables that an optimizer of Keras was built for, also of other models."""
         return list(getattr(self.optimizer, "_trainable_variables", ()))
 
     def changed(self) -> list[Any]:
@@ -313,8 +312,6 @@ UNFINISHED = (
 
 
 class Training:
-    """The data source, the optimizers and the open step of this process."""
-
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.fit_calls = FitCalls(worker)
@@ -410,7 +407,6 @@ class Training:
         return self.load
 
     def attach_optimizer(self, optimizer: Any, model: Any) -> GradientReduction:
-        """Add the variables of `optimizer` and `model` to the state that all workers share."""
         if model is not None and variables_of(model) is None:
             raise UsageError(
                 f"edl.Optimizer(optimizer, model): a {type(model).__name__} has no variables; "

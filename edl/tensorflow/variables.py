@@ -156,7 +156,6 @@ class Created:
         return [variable for ref in self._created if (variable := ref()) is not None]
 
     def in_checkpoints(self) -> dict[str, Any]:
-        """Return the variables that the script gave to a `tf.train.Checkpoint`, by name there."""
         alive = [checkpoint for ref in self._checkpoints if (checkpoint := ref()) is not None]
         return {
             f"{BESIDE}{number}/{name}": value
@@ -233,7 +232,6 @@ class TensorFlowArrays:
     def broadcast(
         self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
     ) -> dict[int, Array]:
-        """Broadcast arrays from `root`, in pieces of `LARGE_BYTES`; return them if `keep`."""
         received: dict[int, Array] = {}
         for piece in transfers(sent, LARGE_BYTES):
             if arrays is not None:

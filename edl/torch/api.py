@@ -200,7 +200,6 @@ def exchange(payload: bytes) -> list[bytes]:
 
 
 def model_of(optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-    """Return the model that `optimizer` trains; None if it is no optimizer of the current job."""
     return None if _replica is None else _replica.model_of(optimizer)
 
 
@@ -219,7 +218,6 @@ def unfinished() -> str:
 def attach_optimizer(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, passes_per_step: int
 ) -> GradientReduction:
-    """Reduce the gradients of `optimizer`; add it and its model to the job's state."""
     global _optimizers, _replica, _loss_check
     worker, last_step = current_worker(), LastStep()
     worker.check_trains()

@@ -65,8 +65,6 @@ def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 class TorchCollectives:
-    """The allgather and broadcast of edl's own messages, by Horovod's PyTorch binding."""
-
     def init(self) -> None:
         try:
             call_init(hvd.init)

@@ -29,8 +29,6 @@ from edl.worker.worker import Worker
 
 @dataclass(slots=True, eq=False)
 class Contribution:
-    """The record of one parameter for the hook that weights what is added to its gradient."""
-
     parameter: torch.nn.Parameter
     begin: Callable[[], None]  # called before something is added
     weighted_in: int = -1  # the number of the backward pass in which it was weighted
@@ -79,7 +77,6 @@ class Accumulation:
             self._no_sync = before
 
     def expect_microbatches(self, several: bool = False) -> None:
-        """Set the hooks that weight gradients, if the loader splits batches into microbatches."""
         if not in_microbatches(self._worker):
             return
         setting = "--logical" if self._worker.loader.engine.logical else "micro_batch"
@@ -109,7 +106,6 @@ class Accumulation:
         return added_up
 
     def break_off(self) -> None:
-        """Count a backward pass that has failed, in `passes` only."""
         self.passes += 1
 
     def begin_step(self) -> bool:
@@ -377,7 +373,6 @@ class Gradient:
         return self.left() is gradient and gradient._version == self.left_version + since
 
     def check_no_leftover(self, since: int = 0) -> None:
-        """Raise UsageError for a leftover: a newcomer does not have it."""
         if self.is_leftover(since):
             raise UsageError(LEFTOVER.format(name=self.name))
 
@@ -391,7 +386,6 @@ class Gradient:
             raise UsageError(LEFTOVER.format(name=self.name))
 
     def remember(self) -> None:
-        """Record the present gradient as the one that the step leaves, for `is_leftover`."""
         gradient = self.parameter.grad
         if gradient is None:
             self.left = None
@@ -557,7 +551,6 @@ class PendingAllreduces:
         self.is_void = False
 
     def forget(self) -> None:
-        """Drop all allreduces of a ring that is gone, and release the tensors that they hold."""
         for gradient in self._gradients:
             assert gradient.pending is not None
             with contextlib.suppress(RingBroken):

@@ -107,7 +107,6 @@ def generators_aside() -> Iterator[None]:
 
 
 def read_seeded(dataset: Any, index: int, seed: int) -> Any:
-    """Return the sample of `index`, read with generators that `seed` has seeded."""
     with generators_aside():
         seed_all(seed)
         return dataset[index]
@@ -211,7 +210,6 @@ class PaddingData:
         self._kept = self._copied(data, self._tensors)
 
     def take(self) -> Any:
-        """Return the data that were kept, in new containers; load a batch if they are of no use."""
         kept = self._tensors
         if kept is None or any(_state(tensor) != state for tensor, state in kept):
             self.keep(self._load())
@@ -393,8 +391,6 @@ def forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
 
 
 class LoaderProcessInit:
-    """The `worker_init_fn` of PyTorch's loader: a function that prepares a loader process."""
-
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then
 

@@ -53,8 +53,6 @@ GPU_CHUNK = 1 << 23  # elements that a GPU rounds at once: 64 MiB of float64
 
 
 class _Slice(NamedTuple):
-    """A part of a row of elements: the index of the row, the first element, and the end."""
-
     row: int
     begin: int
     end: int
@@ -86,7 +84,6 @@ class Tensors:
         return found
 
     def add_up(self, rows: Sequence[Summands], constants: Sequence[float]) -> torch.Tensor:
-        """Return this worker's sums, in the memory of the last ones if that fits."""
         sizes = [_size(row.target) for row in rows]
         device = rows[0].target.device if rows else torch.device("cpu")
         sums = self._memory
@@ -149,7 +146,6 @@ def _add_batch(
     constants: Sequence[float],
     scratch: Sequence[torch.Tensor],
 ) -> None:
-    """Set each total to the sum of its summands, as `add_rounded` does."""
     without = [total for total, own in zip(totals, summands, strict=True) if not own]
     if without:
         torch._foreach_zero_(without)
@@ -188,7 +184,6 @@ def _divide_together(
 
 
 def copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy each source into its target, which has its shape; types and devices may differ."""
     for indices in by_type(targets, sources):
         torch._foreach_copy_([targets[i] for i in indices], [sources[i] for i in indices])
 
@@ -295,7 +290,6 @@ class _Buffer(NamedTuple):
     copy: torch.Tensor
 
     def is_replaced(self) -> bool:
-        """Return whether a forward pass has put another tensor, or None, in the buffer's place."""
         return self.module._buffers.get(self.name) is not self.buffer
 
     def take_back(self) -> torch.Tensor | None:
@@ -475,8 +469,6 @@ class Means(NamedTuple):
 
 
 class LogicalSums:
-    """The gradients and buffers that this worker's logical workers computed in the open step."""
-
     def __init__(
         self, worker: Worker, model: torch.nn.Module, suffix: str, passes: int = 1
     ) -> None:

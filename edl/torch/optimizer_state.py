@@ -149,7 +149,6 @@ class ParameterGroups:
         return [[next(named)[0] for _ in each["params"]] for each in self._optimizer.param_groups]
 
     def begin(self) -> None:
-        """Record the parameter groups at the start of the epoch loop; further calls do nothing."""
         if self._at_start is None:
             self._at_start = self.names
 
@@ -159,7 +158,6 @@ class ParameterGroups:
         return {"now": self.names, "at_start": self._at_start}
 
     def follow(self, theirs: Mapping[str, Names], options: Sequence[Mapping[str, Any]]) -> None:
-        """Make the groups of the optimizer those of the job, in the job's order."""
         self.begin()
         assert self._at_start is not None
         wanted, mine = theirs["now"], self.names
@@ -255,7 +253,6 @@ _HOOKS = [
 
 
 def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """Return the optimizers that `optimizer` wraps, by the names of the attributes with them."""
     return {name: one for name, one in vars(optimizer).items() if isinstance(one, Optimizer)}
 
 
@@ -279,7 +276,6 @@ def stepping(optimizer: Optimizer) -> Optimizer:
 
 
 def complete(optimizer: Optimizer) -> None:
-    """Add the attributes that PyTorch's `Optimizer.__init__` sets, if they are missing."""
     own = vars(optimizer)
     if _HOOKS[0] in own:
         return

@@ -75,8 +75,6 @@ UPDATE_FAILED = (
 
 
 class Optimizers:
-    """All optimizers of the script, by their reductions, in the order of their creation."""
-
     def __init__(self, worker: Worker) -> None:
         self.worker, self._thread = worker, threading.get_ident()
         # More than one, or one that takes two backward passes for an update.
@@ -119,7 +117,6 @@ class Optimizers:
                 each.accumulation.watch_all()
 
     def claim(self, parameter: torch.nn.Parameter, name: str, owner: GradientReduction) -> None:
-        """Record that one optimizer trains a parameter."""
         if self._owners.setdefault(parameter, owner) is not owner:
             raise UsageError(
                 f"{name} is trained by two optimizers; with edl each parameter has one"
@@ -219,7 +216,6 @@ class Optimizers:
             self._end_step()
 
     def end_batch(self) -> None:
-        """Prepare for the next batch; gradients that were not applied are a skipped update."""
         if self.worker.loader.open:
             self._check_broken_off()
             updates = self.worker.loader.engine.updates
@@ -237,7 +233,6 @@ class Optimizers:
             each.end_batch()
 
     def begin_piece(self, numbers: RandomNumbers) -> None:
-        """Prepare for the pass on a batch, whose samples the script gets now."""
         loader, self._numbers = self.worker.loader, numbers
         if loader.engine.logical:
             batch = loader.engine.batches.newest
@@ -278,7 +273,6 @@ class Optimizers:
 
     @property
     def _is_decided(self) -> bool:
-        """Whether one of several optimizers has reduced gradients or made an update in the step."""
         updates = self.worker.loader.engine.updates
         return self.is_multi and bool(
             updates or any(each.step.is_decided for each in self._reductions)
@@ -313,7 +307,6 @@ class TorchNoise(NoiseMeter):
         self._optimizer, self._scale = optimizer, scale
 
     def show_reduced(self, averaged: Sequence[tuple[Gradient, torch.Tensor]]) -> None:
-        """Record the norms of the local gradients and of the means, before these replace them."""
         denominators = {g.parameter: self._denominator(g.parameter) for g, _ in averaged}
         own = [(gradient.parameter, gradient.parameter.grad) for gradient, _ in averaged]
         mean = [(gradient.parameter, average) for gradient, average in averaged]
@@ -329,7 +322,6 @@ class TorchNoise(NoiseMeter):
         of: Sequence[tuple[torch.nn.Parameter, torch.Tensor | None]],
         denominators: Mapping[torch.nn.Parameter, torch.Tensor | None],
     ) -> Looked:
-        """Return the sampled numbers of gradients, divided as the optimizer divides them."""
         seen = []
         for parameter, gradient in of:
             if gradient is None:
@@ -343,7 +335,6 @@ class TorchNoise(NoiseMeter):
         return seen
 
     def _denominator(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
-        """Return what Adam divides the sampled numbers of the gradient of `parameter` by."""
         state = getattr(self._optimizer, "state", {}).get(parameter, {})
         squares, steps = state.get("exp_avg_sq"), float(state.get("step", 0))
         if squares is None or squares.shape != parameter.shape or steps < MIN_STEPS:
@@ -394,8 +385,6 @@ TWICE = (
 
 
 class GradientReduction:
-    """The reduction of one optimizer's gradients, step by step, to their mean over all workers."""
-
     def __init__(
         self,
         optimizers: Optimizers,
@@ -449,7 +438,6 @@ class GradientReduction:
     # --- what the step's engine asks for: see edl.worker.loader_steps.Reducer
 
     def allreduce(self, weights: Weights, again: bool) -> None:
-        """Send the gradients that are not sent yet, wait for all, and keep the averages."""
         if self._logical is not None:
             self._means = self._logical.means(self._gradients, weights, self._reduction.sending)
             return
@@ -494,7 +482,6 @@ class GradientReduction:
         self._pending.forget()
 
     def begin_piece(self, seed: int) -> None:
-        """Prepare for the pass of a logical worker; `seed` is the script's own random seed."""
         if self._logical is not None:
             self._logical.end_piece(self._gradients)  # if the script has left it out
             self._logical.begin_piece(self._reduction.step.number, seed)
@@ -532,7 +519,6 @@ class GradientReduction:
                 parameter.grad = None
 
     def end_step(self, skipped: bool | torch.Tensor) -> None:
-        """End the step for this optimizer, after its update was made or skipped."""
         if not self._reduction.step.changes_nothing:
             self._last_step.skipped = skipped
         put_back, self._last_step.missed = self._last_step.missed, None
@@ -601,7 +587,6 @@ class GradientReduction:
         self.accumulation.expect_microbatches(self._optimizers.is_multi)
 
     def skip(self) -> None:
-        """End the current step without an update; take part in its reduction all the same."""
         if not self._reduction.done:
             for gradient in self._gradients:
                 if gradient.is_leftover():
@@ -728,7 +713,6 @@ class GradientReduction:
         return list(zip(with_gradient, averages, strict=True))
 
     def _round_trip(self) -> tuple[list[Gradient], list[torch.Tensor], bool]:
-        """Send the gradients that were not sent yet, and wait for the averages of all."""
         flights, reduction = self._pending, self._reduction
         with_gradient, is_void = flights.with_gradient(self._gradients, reduction, self._suffix)
         for gradient in with_gradient:

@@ -77,7 +77,6 @@ PRIME, ODD = 0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D  # from the usual ra
 
 
 def size_of(value: Any) -> int | None:
-    """Return the size in bytes of `value`, a tensor or NumPy array; None for any other value."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()  # sparse tensors have no nbytes
     return value.nbytes if isinstance(value, np.ndarray) else None
@@ -342,7 +341,6 @@ class TorchArrays:
         return tensor, Reference(index, tuple(tensor.shape), dtype, size, tensor.device.type)
 
     def empty(self, reference: Reference) -> torch.Tensor:
-        """Return a tensor without elements, of the shape, dtype and device type in `reference`."""
         dtype, device = getattr(torch, reference.dtype), _own_device(reference.device)
         return torch.empty(reference.shape, dtype=dtype, device=device)
 
@@ -587,7 +585,6 @@ class TorchReplica(FrameworkReplica):
         self.arrays.reserve(references(describe(self.state(), [], self.arrays.refer)))
 
     def compared(self) -> dict[str, Any]:
-        """Return the subset of the state that must be equal on all workers, in nested dicts."""
         prefixes = self._prefixes()
         models = dict(zip(prefixes, self._models(), strict=True))
         compared = {
@@ -613,7 +610,6 @@ class TorchReplica(FrameworkReplica):
         }
 
     def equal_on_all(self, state: dict[str, Any]) -> Iterable[Any]:
-        """Return the parameters in `state`, and all that is in the states of optimizers."""
         equal = [state["model"][name] for name in self._parameters()]
         map_leaves(state["optimizers"], lambda value, _: equal.append(value))
         return equal
@@ -626,7 +622,6 @@ class TorchReplica(FrameworkReplica):
     size_of = staticmethod(size_of)
 
     def buffers(self) -> dict[str, Any]:
-        """Return the modules' buffers by name, without those of batch normalisation."""
         return {
             f"{prefix}{path}{'.' * bool(path)}{name}": buffer
             for prefix, model in zip(self._prefixes(), self._models(), strict=True)
@@ -645,7 +640,6 @@ class TorchReplica(FrameworkReplica):
         return list(found)
 
     def averages(self) -> list[Array]:
-        """Return BatchNorm's averages and counts of batches, in models and tracked modules."""
         return [each.detach().cpu().double().numpy() for each in self._averages()]
 
     def set_averages(self, means: Sequence[Array]) -> None:
@@ -774,7 +768,6 @@ class TorchReplica(FrameworkReplica):
         return {**state, "state_dict": {"names": names, "besides": besides}}
 
     def copied(self, state: dict[str, Any]) -> Any:
-        """Return `state` with tensors copied into host memory, which the next call overwrites."""
         return self._copier.copy(state)
 
     def uncopied(self, state: Any) -> dict[str, Any]:

@@ -71,7 +71,6 @@ def _synchronised(alone: Any, exchange_of_step: Callable[[], Exchange | None]) -
 
 
 def _exchange(exchange_of_step: Callable[[], Exchange | None]) -> tuple[Exchange | None, int]:
-    """Return the function that exchanges statistics between workers, and this batch's weight."""
     worker = current_worker()
     if (exchange := exchange_of_step()) is not None:
         return exchange, worker.steps.batch_weight
