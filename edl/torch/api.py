@@ -477,7 +477,7 @@ def _combined(
     array: Callable[[torch.Tensor], Array],
     check: Callable[[str, list[Array]], None],
     combine: Callable[[list[torch.Tensor]], torch.Tensor],
-) -> Any:
+) -> torch.Tensor | dict[str, torch.Tensor]:
     """Return what `combine` makes of all workers' tensors, for a tensor or each of a dict."""
     named = value if isinstance(value, Mapping) else {"": value}
     tensors = {name: torch.as_tensor(each) for name, each in named.items()}

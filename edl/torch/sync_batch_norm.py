@@ -46,7 +46,8 @@ Exchange = Callable[[bytes], list[bytes]]
 
 def synchronise_batch_norm(exchange_of_step: Callable[[], Exchange | None]) -> None:
     """Make PyTorch's and Horovod's `SyncBatchNorm` exchange statistics by the job's ring."""
-    for kind in (torch.nn.SyncBatchNorm, hvd.SyncBatchNorm):
+    kinds: list[Any] = [torch.nn.SyncBatchNorm, hvd.SyncBatchNorm]
+    for kind in kinds:
         kind.forward = _synchronised(kind.forward, exchange_of_step)
 
 
