@@ -742,7 +742,8 @@ class DataLoader:
         """Yield batches until the job has made ``count`` updates, over as many epochs as needed.
 
         :func:`edl.step` counts them, also those before the job was resumed or this worker joined,
-        so all workers end the job together. A newcomer first gets one batch to warm up.
+        so all workers end the job together; if it has made them already, there is no batch. A
+        newcomer first gets one batch to warm up.
 
         Raises:
             UsageError: ``count`` is no whole number above 0.

@@ -138,28 +138,10 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 # such as an attention mask: it may be made, or enlarged, in a forward pass. PyTorch neither saves
 # nor loads it. Between workers it is sent like any other tensor, and loaded where it fits.
 
-State = Mapping[str, torch.Tensor]
 
-
-def non_persistent(model: torch.nn.Module) -> set[str]:
-    return {
-        plain_name(f"{prefix}{'.' if prefix else ''}{name}")
-        for prefix, module in model.named_modules()
-        for name in module._non_persistent_buffers_set
-    }
-
-
-def fitting(mine: State, theirs: State, optional: Iterable[str]) -> list[str]:
-    """Return the names of the tensors of this script into which a state can be loaded."""
-    free = set(optional)
-    return [
-        name
-        for name, tensor in mine.items()
-        if name not in free or (name in theirs and theirs[name].shape == tensor.shape)
-    ]
-
-
-def without(tensors: State, optional: Iterable[str]) -> dict[str, torch.Tensor]:
+def without(
+    tensors: Mapping[str, torch.Tensor], optional: Iterable[str]
+) -> dict[str, torch.Tensor]:
     free = set(optional)
     return {name: tensor for name, tensor in tensors.items() if name not in free}
 
@@ -653,15 +635,20 @@ class TorchReplica(FrameworkReplica):
     def load(self, state: dict[str, Any], receive: Receive) -> None:
         """Load what `receive` says of `state`, which is changed; its tensors may be shared."""
         mine, optional = self._model_tensors(), self._optional(state)
-        if odd := sorted((mine.keys() ^ state["model"].keys()) - optional):
+        sent: dict[str, torch.Tensor] = state["model"]
+        if odd := sorted((mine.keys() ^ sent.keys()) - optional):
             raise UsageError(f"this worker's model differs from the job's in {', '.join(odd)}")
         if len(self._trained) != len(state["optimizers"]):
             raise UsageError(
                 f"this worker has {counted(len(self._trained), 'edl.Optimizer')}, and the job "
                 f"{len(state['optimizers'])}"
             )
-        taken = fitting(mine, state["model"], optional)
-        exact = all(same_kind(mine[name], state["model"][name]) for name in taken)
+        taken = [
+            name
+            for name, tensor in mine.items()
+            if name not in optional or (name in sent and sent[name].shape == tensor.shape)
+        ]
+        exact = all(same_kind(mine[name], sent[name]) for name in taken)
         if receive is Receive.STEP:
             # The script changes all others: an average of the weights, a target network, a buffer.
             trained: set[torch.Tensor] = set()
@@ -672,8 +659,8 @@ class TorchReplica(FrameworkReplica):
             taken = [name for name in taken if mine[name] in trained]
         with torch.no_grad():
             for name in taken:
-                overwrite(mine[name], state["model"][name])
-        came = {name: state["model"][name] for name in taken}
+                overwrite(mine[name], sent[name])
+        came = {name: sent[name] for name in taken}
         for each, theirs, skipped in zip(
             self._trained, state["optimizers"], state["skipped"], strict=True
         ):
@@ -791,8 +778,12 @@ class TorchReplica(FrameworkReplica):
         return tensors
 
     def _non_persistent(self) -> set[str]:
-        models = zip(self._prefixes(), self._models(), strict=True)
-        return {f"{prefix}{name}" for prefix, model in models for name in non_persistent(model)}
+        return {  # buffers that are not in a `state_dict()`
+            f"{prefix}{plain_name(f'{path}.{name}' if path else name)}"
+            for prefix, model in zip(self._prefixes(), self._models(), strict=True)
+            for path, module in model.named_modules()
+            for name in module._non_persistent_buffers_set
+        }
 
     def _optional(self, state: Mapping[str, Any]) -> set[str]:
         return self._non_persistent() | set(state.get("non_persistent", ()))
