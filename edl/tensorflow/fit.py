@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -98,9 +97,13 @@ def check_compiled(model: Any, now: training.Training) -> None:
 
 
 def check_arguments(model: Any) -> int:
-    given = _arguments(model)
-    if given is None:
-        return 0
+    frame, given = sys._getframe(), None
+    while given is None:
+        if (caller := frame.f_back) is None:
+            return 0
+        frame, names = caller, caller.f_locals
+        if frame.f_code.co_name == "fit" and names.get("self") is model and "x" in names:
+            given = {name: names.get(name) for name in _READ}
     data, validation = given["x"], given["validation_data"]
     if not isinstance(data, ElasticDataset):
         is_dataset = isinstance(data, tf.data.Dataset)
@@ -124,16 +127,6 @@ def check_arguments(model: Any) -> int:
             "edl.KerasCallback(max_steps=n) and as many epochs as that may take"
         )
     return int(given["initial_epoch"] or 0)
-
-
-def _arguments(model: Any) -> Mapping[str, Any] | None:
-    frame = sys._getframe()
-    while (caller := frame.f_back) is not None:
-        frame = caller
-        names = frame.f_locals
-        if frame.f_code.co_name == "fit" and names.get("self") is model and "x" in names:
-            return {name: names.get(name) for name in _READ}
-    return None
 
 
 STOPPED = (

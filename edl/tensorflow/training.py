@@ -280,21 +280,6 @@ class TrainedModel:
                 self.optimizer.build(trainable)
 
 
-def shared_variables(trained: Sequence[TrainedModel], fitted: Any) -> list[Any]:
-    """Return the variables that workers share beside those of the optimizers, each once."""
-    models = [each.variables() for each in trained if each.model is not None]
-    if fitted is not None:
-        models.append(list(variables_of(fitted) or []))
-    if not models:  # all that were created since `edl.init()`
-        others = {id(plain(v)) for each in trained for v in each.optimizer.variables}
-        models = [[variable for variable in CREATED.alive() if id(variable) not in others]]
-    found: dict[int, Any] = {}
-    for variables in (*models, *(each.updated() for each in trained)):
-        for variable in variables:
-            found.setdefault(id(plain(variable)), variable)
-    return list(found.values())
-
-
 TF_DATA = (
     "the samples of a tf.data.Dataset have no numbers, so nobody could tell which of them each "
     "worker has trained; give edl.Dataset arrays, a class with __len__ and __getitem__(i) that "
@@ -395,7 +380,13 @@ class Training:
             total = length if self.order is None else self.order.total
             attach_source(self.worker, source, total, *order, self.order)
             if not isinstance(source, Dataset):  # files of edl's cannot change
-                self.load = load = one_at_a_time(self.load)
+                lock, plain_load = threading.Lock(), self.load
+
+                def load(batch: Batch) -> Any:  # a data set may share a file among threads
+                    with lock:
+                        return plain_load(batch)
+
+                self.load = load
 
                 def sample(index: int, seed: int) -> Any:
                     with self._numbers.loading(seed, index):  # so not by a load that seeds, too
@@ -560,7 +551,18 @@ class Training:
         if self._graph_optimizer() is not None:
             graph = self.graph or tf.compat.v1.get_default_graph()
             return list(graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES))
-        return shared_variables(self._trained, self.fitted)
+        # What workers share beside the optimizers' variables, each once.
+        models = [each.variables() for each in self._trained if each.model is not None]
+        if self.fitted is not None:
+            models.append(list(variables_of(self.fitted) or []))
+        if not models:  # all that were created since `edl.init()`
+            others = {id(plain(v)) for each in self._trained for v in each.optimizer.variables}
+            models = [[variable for variable in CREATED.alive() if id(variable) not in others]]
+        found: dict[int, Any] = {}
+        for variables in (*models, *(each.updated() for each in self._trained)):
+            for variable in variables:
+                found.setdefault(id(plain(variable)), variable)
+        return list(found.values())
 
     @property
     def is_stream(self) -> bool:
@@ -602,17 +604,6 @@ class Training:
         if begun and self.reduction.logical is not None:
             self.reduction.logical.begin_piece()
         return begun
-
-
-def one_at_a_time(load: Load) -> Load:
-    """Return `load` so that no two threads are in it: a data set may share a file among them."""
-    lock = threading.Lock()
-
-    def read(batch: Batch) -> Any:
-        with lock:
-            return load(batch)
-
-    return read
 
 
 _training: Training | None = None
@@ -690,6 +681,5 @@ def _trains() -> bool:
     if not process.is_initialized():
         return False
     worker = process.current_worker()
-    if not worker.is_shared or worker.warming_up or worker.rank != 0:
-        return False
-    return bool(worker.loader.open)
+    trains = worker.is_shared and not worker.warming_up and worker.rank == 0
+    return trains and bool(worker.loader.open)
