@@ -69,10 +69,9 @@ _readers = _Readers()
 class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
     """A ``tf.data.Dataset`` of this worker's batches, in which each batch belongs to one step.
 
-    :func:`Dataset` returns one. Its methods ``map``, ``prefetch`` and ``with_options`` keep the
-    order of the batches, and return another ElasticDataset. ``apply``, ``as_numpy_iterator``,
-    ``cardinality``, ``fingerprint`` and ``options`` are allowed, too; all other methods of
-    ``tf.data.Dataset`` raise UsageError when they are called.
+    ``map``, ``prefetch`` and ``with_options`` keep the order of the batches, and return another
+    ElasticDataset. ``apply``, ``as_numpy_iterator``, ``cardinality``, ``fingerprint`` and
+    ``options`` are allowed, too; all other methods of ``tf.data.Dataset`` raise UsageError.
     """
 
     def __init__(self, batches: tf.data.Dataset) -> None:
@@ -328,8 +327,7 @@ def Dataset(
     Every sample of an epoch is trained exactly once, whichever workers join or leave meanwhile. All
     workers leave an epoch after the same step. If this worker has no samples left and others do, it
     gets a padding batch: as a rule the first samples of the epoch, with gradients of weight zero.
-    The last batches of an epoch may be smaller. ``map``, ``prefetch`` and
-    ``with_options`` may be applied to the data set. A script calls this function once.
+    The last batches of an epoch may be smaller. A script calls this function once.
 
     Args:
         source: columns (an array, a list of labels, a data frame, a tensor; a tuple or dict of

@@ -49,11 +49,9 @@ _REASON = re.compile(r"^(Horovod has been shut down.*|.*/gloo/.*)$", re.MULTILIN
 class _VariablesState(State):
     """The base class of elastic states of variables, in groups, and of further attributes.
 
-    The variables of one attribute, for example of the model or the optimizer, are a group. A
-    derived class sets ``_access`` before it calls this constructor, and names the groups in
-    :meth:`_variables`. When the state is restored or received, variables are assigned, and a
-    further attribute that has ``state_dict()`` and ``load_state_dict()`` loads its part and stays
-    the same object; any other is replaced by a copy.
+    A derived class sets ``_access`` before it calls this constructor. When the state is restored or
+    received, variables are assigned, and a further attribute that has ``state_dict()`` and
+    ``load_state_dict()`` loads its part and stays the same object; any other becomes a copy.
     """
 
     _access: VariableAccess
@@ -159,10 +157,9 @@ class TensorFlowKerasState(_VariablesState):
         }
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the optimizer's present rate, with the name "learning rate".
+        """Return the optimizer's present rates by name, but for those that edl cannot read.
 
-        Those in a MultiOptimizer have a name each. A rate is left out if edl cannot read it: if it
-        is a tensor or a function, or in a graph a schedule of Keras'.
+        These are tensors, functions, and in a graph schedules of Keras'.
         """
         rates = present_rates([self.optimizer])
         variables = {name: rate for name, rate in rates.items() if isinstance(rate, tf.Variable)}
@@ -173,9 +170,7 @@ class TensorFlowKerasState(_VariablesState):
 class TensorFlowState(_VariablesState):
     """The elastic state of TensorFlow variables, and further attributes.
 
-    The script makes one on each worker, and gives it to a function that :func:`run` has wrapped;
-    newcomers receive its values. The constructor saves a first copy for ``restore()``. Each
-    attribute is read and set as ``state.name``.
+    It is used as a :class:`TensorFlowKerasState` is.
 
     Args:
         variables: the variables that every worker that joins receives; None: all global variables
@@ -219,14 +214,12 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
     The wrapper is called as ``wrapper(state, ...)``, and passes all its arguments to ``function``.
     When workers join or leave, ``state.commit()`` or ``state.check_host_updates()`` interrupts
-    ``function``, which is called again with the state as it is. When a worker crashes, a collective
-    of the others fails, and ``function`` is called again with the state of the last commit. If some
-    workers have returned when a crash interrupts the last steps of the others, the others take the
-    state of one that has returned, and return, too.
+    ``function``, which is called again with the state as it is; when a worker crashes, a collective
+    does, and it is called again with the state of the last commit. Where others have returned when
+    a crash interrupts a worker's last steps, it takes the state of one of them, and returns None.
 
     Returns:
-        The wrapper. It returns what ``function`` returns, or None on a worker that took the final
-        state from another. It raises the errors below.
+        The wrapper, which returns what ``function`` returns, and raises the errors below.
 
     Raises:
         UsageError: the state is not one of edl's; another wrapped function has ended before; or

@@ -1,8 +1,4 @@
-"""Call Horovod's PyTorch collectives for edl, and translate Horovod's errors into edl's.
-
-:class:`TorchCollectives` sends edl's own messages. :func:`average_start` and
-:func:`broadcast_start` send tensors, and :func:`finish` waits for them.
-"""
+"""Call Horovod's PyTorch collectives for edl, and translate Horovod's errors into edl's."""
 
 from __future__ import annotations
 

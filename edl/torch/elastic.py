@@ -273,9 +273,8 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
     The function may be interrupted at any collective and at any commit. It is then called again:
     after the death of a worker with the state of the last commit, otherwise with the present state.
-    It returns on all workers after the same commit. A worker whose last steps are interrupted by
-    the death of another worker returns with the state of a worker that has finished. When the
-    function has returned, the job is over.
+    It returns on all workers after the same commit, and then the job is over. A worker whose last
+    steps are interrupted by the death of another takes the state of one that has finished.
 
     Args:
         function: the training function of the script; its first argument is a :class:`TorchState`.

@@ -40,9 +40,8 @@ def Optimizer(
 
     Gradients are sent while backward still computes. When ``backward()`` returns, each gradient is
     the mean over the global batch. The optimizer gets the methods ``synchronize()`` and
-    ``skip_synchronize()`` of Horovod's optimizer, which a script need not call.
-
-    The model's parameters and buffers and the optimizer's state are sent to every newcomer.
+    ``skip_synchronize()`` of Horovod's optimizer, which a script need not call. Newcomers receive
+    the model's parameters and buffers and the optimizer's state.
 
     Args:
         optimizer: the optimizer to change in place.

@@ -159,8 +159,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     Args:
         initial_lr: the learning rate that is reached.
         warmup_epochs: the number of epochs until it is reached, which may be a fraction.
-        momentum_correction: has no effect, whatever it is: Keras 3 has compiled the momentum into
-            the step, where a callback cannot change it.
+        momentum_correction: has no effect, as in :class:`LearningRateScheduleCallback`.
         steps_per_epoch: the number of batches of an epoch; None: ``fit`` has to know it.
         verbose: if it is above 0, rank 0 prints the rate that was reached.
     """
