@@ -227,6 +227,7 @@ class PipelineBatchSource:
             raise error
 
     def _take(self, number: int) -> _Entry | None:
+        """Wait for a batch to load; None if the iteration has ended."""
         with self._change:
             self._inside += 1
             try:
@@ -236,7 +237,7 @@ class PipelineBatchSource:
                 self._change.notify_all()
 
     def _wait(self, number: int) -> _Entry | None:
-        """Wait for a batch to load; None if the iteration has ended. The caller holds the lock."""
+        # The caller holds the lock.
         if not (self._begun or self.trial):
             # A session that does not know the job: its first run is a trial for nothing.
             self.trial = True

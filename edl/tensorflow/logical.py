@@ -180,11 +180,6 @@ def watch_draws() -> None:
         setattr(generator, name, _checking(getattr(generator, name)))
 
 
-def check_draws(definition: Any) -> None:
-    for kind in drawing_kinds(definition):
-        raise UsageError(REFUSED.format(drawing=f"a tf.function draws by {kind}"))
-
-
 def check_deterministic(mapped: Any) -> None:
     function = getattr(mapped, "_map_func", None)
     if function is None:
@@ -527,7 +522,8 @@ class LogicalReduction:
     def order(self) -> list[Any]:
         """Return the operations of the present graph that the reduction in it has to wait for."""
         graph = tf.compat.v1.get_default_graph()
-        check_draws(graph.as_graph_def())
+        for kind in drawing_kinds(graph.as_graph_def()):  # random operations with a state
+            raise UsageError(REFUSED.format(drawing=f"a tf.function draws by {kind}"))
         names = {id(each.handle): name for name, each in self._variables().items()}
         outer = getattr(graph, "outer_graph", None)
         while isinstance(outer, FuncGraph):
@@ -535,13 +531,9 @@ class LogicalReduction:
                 if id(captured) in names:
                     raise UsageError(OUTSIDE.format(name=names[id(captured)]))
             outer = outer.outer_graph
-        return written_before(graph)
-
-
-def written_before(graph: Any) -> list[Any]:
-    """Return all operations in `graph` so far that may write a variable."""
-    # TensorFlow orders operations on one variable, and not a call of Python that writes it.
-    return [each for each in graph.get_operations() if each.op_def.is_stateful]
+        # All so far that may write a variable: TensorFlow orders operations on one, and not a call
+        # of Python that writes it.
+        return [each for each in graph.get_operations() if each.op_def.is_stateful]
 
 
 def _digests(values: Iterable[tuple[str, Array | None]]) -> dict[str, int]:

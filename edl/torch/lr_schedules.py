@@ -340,10 +340,18 @@ class LRSchedule(LRScheduler):
     def _extend_to_new_groups(self) -> None:
         check_groups(self.optimizer, len(self._ratios), "edl.LRSchedule", may_grow=True)
         new = self.optimizer.param_groups[len(self._ratios) :]
-        self._ratios += [
-            self._ratio(float(group["lr"]), number)
-            for number, group in enumerate(new, len(self._ratios))
-        ]
+        for number, group in enumerate(new, len(self._ratios)):
+            rate = float(group["lr"])
+            if not self._keeps_ratios or rate == self._first_rate:
+                self._ratios.append(1.0)
+                continue
+            if self._first_rate == 0:
+                raise UsageError(
+                    "the rate of the first parameter group of the optimizer is 0 and that of "
+                    f"group {number} is {rate:g}, so they have no ratio to keep; freeze parameters "
+                    "with requires_grad_(False) in place of a rate of 0, or put their group last"
+                )
+            self._ratios.append(rate / self._first_rate)
         lacking = len(self._ratios) - len(self.schedules)
         if lacking > 0 and not self._is_for_all:
             raise UsageError(
@@ -351,17 +359,6 @@ class LRSchedule(LRScheduler):
                 f"edl.LRSchedule {len(self.schedules)} schedules; give it one for all groups"
             )
         self.schedules += self.schedules[:1] * lacking
-
-    def _ratio(self, rate: float, number: int) -> float:
-        if not self._keeps_ratios or rate == self._first_rate:
-            return 1.0
-        if self._first_rate == 0:
-            raise UsageError(
-                f"the rate of the first parameter group of the optimizer is 0 and that of group "
-                f"{number} is {rate:g}, so they have no ratio to keep; freeze parameters with "
-                "requires_grad_(False) in place of a rate of 0, or put their group last"
-            )
-        return rate / self._first_rate
 
 
 def check_groups(

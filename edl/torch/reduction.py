@@ -198,11 +198,9 @@ class Optimizers:
             )
         self._skipped = 0
         self._updating[updating] = updating.step.number
-
-    def reduce_broken_off(self, updating: GradientReduction) -> None:
-        """Before an update, reduce gradients of a backward pass that an exception has ended."""
         if any(each.is_broken_off for each in self._reductions):
-            # The others have reduced all of these at the end of that pass, and wait for this one.
+            # An exception has ended a backward pass. The others have reduced all of these at the
+            # end of that pass, and wait for this worker.
             for each in self._reductions:
                 if each is updating or each.is_broken_off:
                     each.finish()
@@ -508,7 +506,6 @@ class GradientReduction:
             if not self._reduction.done:
                 self._optimizers.next_update()
         self._optimizers.begin_update(self)
-        self._optimizers.reduce_broken_off(self)
         self.finish()
         if self._optimizers.is_multi:
             for gradient in self._gradients:

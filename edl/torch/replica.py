@@ -668,7 +668,18 @@ class TorchReplica(FrameworkReplica):
             if receive is Receive.STEP:
                 state_again = self._load_step(each, theirs, exact)
                 weights = {} if keeps_tensors(each.optimizer) else came
-                each.last_step.missed = partial(self._put_back, weights, state_again)
+
+                def put_back(
+                    weights: dict[str, torch.Tensor] = weights,
+                    state_again: Callable[[], None] = state_again,
+                ) -> None:  # some optimizers change them without gradients
+                    now = self._model_tensors()
+                    with torch.no_grad():
+                        for name, tensor in weights.items():
+                            now[name].copy_(tensor)
+                    state_again()
+
+                each.last_step.missed = put_back
             else:
                 self._load_optimizer(each, theirs, exact)
         if receive is Receive.ALL:
@@ -690,16 +701,6 @@ class TorchReplica(FrameworkReplica):
             load_scheduler(thing, state)
         else:
             super().load_thing(thing, state)
-
-    def _put_back(
-        self, weights: Mapping[str, torch.Tensor], state_again: Callable[[], None]
-    ) -> None:
-        """Write weights and state once more: some optimizers change them without gradients."""
-        mine = self._model_tensors()
-        with torch.no_grad():
-            for name, tensor in weights.items():
-                mine[name].copy_(tensor)
-        state_again()
 
     @staticmethod
     def _load_step(each: _Trained, theirs: dict[str, Any], exact: bool) -> Callable[[], None]:
