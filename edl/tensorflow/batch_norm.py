@@ -318,7 +318,6 @@ def _derivative(
     by_mean: Any,
     by_variance: Any,
 ) -> Any:
-    """Return the derivative of the loss by `x` through the mean and the variance of the step."""
     # With D and V, the sums over all workers j of n_j dm_j and of n_j dv_j, it is
     # (D + 2 (x - mean) V) / (n_i M). `weight` is n_i, `elements` M.
     channels = by_mean.shape.num_elements()

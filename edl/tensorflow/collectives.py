@@ -289,7 +289,6 @@ def empty(variable: Any) -> Any:
 
 
 def having(tensors: Sequence[Any], bare: Sequence[bool]) -> list[Any]:
-    """Return the items of `tensors` whose variables have a gradient."""
     return [each for each, none in zip(tensors, bare, strict=True) if not none]
 
 

@@ -227,7 +227,6 @@ class PipelineBatchSource:
             raise error
 
     def _take(self, number: int) -> _Entry | None:
-        """Wait for a batch to load; None if the iteration has ended."""
         with self._change:
             self._inside += 1
             try:

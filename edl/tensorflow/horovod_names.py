@@ -80,7 +80,6 @@ def _reducer(
     groups: Any,
     process_set: Any,
 ) -> Any:
-    """Return the function by which Horovod's tape and optimizers reduce gradients."""
     # Horovod's own sends IndexedSlices in groups with the shape of another gradient, and not with
     # gradient_predivide_factor; and it knows a variable in a group by a name that is not unique.
     factors = (1.0, 1.0)

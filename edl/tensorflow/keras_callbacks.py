@@ -523,7 +523,6 @@ class EpochMetrics:
 
     @staticmethod
     def _states(metrics: list[Any]) -> tuple[list[Any], list[Any], bytes]:
-        """Return the variables of metrics, their values in wide types, and these as bytes."""
         variables = [variable for metric in metrics for variable in metric.variables]
         state = [value.astype(_wide(value.dtype)) for value in _read(variables)]
         return variables, state, b"".join(value.tobytes() for value in state)
@@ -596,7 +595,6 @@ def _wide(kind: Any) -> Any:
 
 
 def _added(payloads: Sequence[bytes], like: list[Any]) -> list[Any]:
-    """Return the sums of the workers' states, the bytes of arrays with the form of `like`."""
     if len({len(payload) for payload in payloads}) > 1:
         raise UsageError(
             "the metrics of the workers have states of different sizes; compile the model with the "
@@ -719,8 +717,6 @@ def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[s
 
 @dataclass(frozen=True)
 class Met:
-    """An agreement of all workers at the end of an epoch."""
-
     stop: str  # why all stop; empty when they do not
     written: bool  # rank 0 had written what there was to write
 
@@ -772,8 +768,6 @@ class Writer(keras.callbacks.Callback):
 
 
 class Gated(Writer):
-    """A writer that calls the hooks of its callback on rank 0 only."""
-
     def __init__(self, callback: Any, worker: Worker) -> None:
         super().__init__(callback, worker)
         self._begun = False
@@ -972,8 +966,6 @@ for _name in _HOOKS:
 
 
 class _Unsaved:
-    """A wrapper of the model whose save methods save on rank 0 only."""
-
     _SAVES = ("save", "save_weights", "export")
 
     def __init__(self, model: Any, saver: Saver) -> None:

@@ -520,7 +520,6 @@ class LogicalReduction:
         return found.tolist() if isinstance(summed, list) else found
 
     def order(self) -> list[Any]:
-        """Return the operations of the present graph that the reduction in it has to wait for."""
         graph = tf.compat.v1.get_default_graph()
         for kind in drawing_kinds(graph.as_graph_def()):  # random operations with a state
             raise UsageError(REFUSED.format(drawing=f"a tf.function draws by {kind}"))

@@ -225,7 +225,6 @@ def present_rates(optimizers: Sequence[Any]) -> dict[str, Any]:
 
 
 def check_alone(optimizers: Sequence[Any]) -> None:
-    """Refuse a scaling that corrects a momentum, in a script with several optimizers."""
     # Each takes part in some of the steps only, and the rate may change in any.
     for one in (each for optimizer in optimizers for each in with_inner(optimizer)):
         if _is_scaled(one) and isinstance(one, _WITHIN) and one.momentum:

@@ -176,7 +176,6 @@ def _of_array(array: Array) -> Columns:
 
 
 def _lengths(source: Any) -> set[int]:
-    """Return the lengths of all columns in `source`, except lists and ranges."""
     if isinstance(source, (tuple, dict)):
         parts = source.values() if isinstance(source, dict) else source
         return set().union(*(_lengths(part) for part in parts))
@@ -365,7 +364,6 @@ def _part(part: Any) -> Any:
 
 
 def _oddity(samples: list[Any]) -> str | None:
-    """Return words for how two of `samples` differ, if they do in structure or shape."""
     if any(isinstance(sample, (dict, tuple)) for sample in samples):
         forms = [str(map_parts(sample, lambda part: type(part).__name__)) for sample in samples]
     elif all(hasattr(sample, "shape") for sample in samples):

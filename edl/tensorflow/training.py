@@ -256,7 +256,6 @@ class TrainedModel:
         return list(getattr(self.optimizer, "_trainable_variables", ()))
 
     def changed(self) -> list[Any]:
-        """Return the variables that an update of an optimizer of Keras changes."""
         # Those that have had a gradient, once any has. The others are the script's to change: an
         # average of the weights in the model, which a `train_step` assigns.
         found, reduced = self.updated(), self.reduction.with_gradient

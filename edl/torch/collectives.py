@@ -49,7 +49,6 @@ _OF_GPUS = "horovod_torch_allreduce_async_torch_cuda_FloatTensor"  # only a buil
 
 
 def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call `function` of Horovod's, and return its result or raise edl's error for Horovod's."""
     try:
         return function(*arguments, **named)
     except HorovodInternalError as error:

@@ -37,8 +37,6 @@ class Contribution:
 
 
 class Accumulation:
-    """The gradient accumulation of one optimizer: it counts and weights backward passes."""
-
     def __init__(self, worker: Worker, reduction: StepReduction, passes_per_step: int) -> None:
         self.passes = 0  # backward passes that have ended, or failed, in all steps so far
         self._worker = worker
@@ -404,7 +402,6 @@ class Gradient:
             )
 
     def mean_of(self, average: torch.Tensor) -> torch.Tensor:
-        """Return `average`, which was received, as the gradient that the parameter is to have."""
         parameter, local = self.parameter, self.parameter.grad
         dtype = parameter.dtype if local is None else local.dtype
         if parameter.is_contiguous():
@@ -571,7 +568,6 @@ class PendingAllreduces:
 
 
 def _weighted(gradient: Gradient, reduction: StepReduction) -> torch.Tensor:
-    """Return the tensor that this worker sends for `gradient`, in the dtype in which it is sent."""
     weight, parameter, local = reduction.part.sent, gradient.parameter, None
     if gradient.is_local(reduction.step.number):
         local = parameter.grad

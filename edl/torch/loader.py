@@ -122,7 +122,6 @@ def draws_nothing(dataset: Any) -> bool:
 
 
 def reads_batches(dataset: Any) -> bool:
-    """Return whether `dataset` reads all samples of a batch at once, by its `__getitems__`."""
     if isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
         return reads_batches(dataset.dataset)  # a Subset has that method for any data set
     return hasattr(dataset, "__getitems__")
@@ -483,7 +482,6 @@ class LoaderBatchSource:
         return self._worker.loader.sampler.warm_up()
 
     def _take(self, waits: bool) -> Any:
-        """Return the data of the next batch; `_NONE` if the loader has none, or none yet."""
         if self._first is None:
             return next(self._arriving, _NONE)
         if not (waits or self._first.has_come):

@@ -189,7 +189,6 @@ def copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) 
 
 
 def by_type(*lists: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Return groups of indices: in each list the tensors of a group have one type and device."""
     keys: list[list[Any]] = []
     for tensors in lists:
         keys += [[one.dtype for one in tensors], [one.device for one in tensors]]
@@ -498,7 +497,6 @@ class LogicalSums:
         self._in_piece = True
 
     def end_backward(self, gradients: Sequence[Gradient]) -> bool:
-        """Note the end of a backward pass; return whether the batch may have another one."""
         if not self._worker.loader.engine.logical:
             return False
         self._passed += 1
@@ -568,7 +566,6 @@ class LogicalSums:
     def means(
         self, gradients: Sequence[Gradient], weights: Weights, sending: Callable[[], None]
     ) -> Means:
-        """Return the mean of each gradient and buffer over all logical workers of the step."""
         # If the ring breaks, it is called again in the next: what is kept must be as before.
         loader = self._worker.loader
         source, engine = loader.progress.source, loader.engine

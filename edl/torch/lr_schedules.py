@@ -376,7 +376,6 @@ def check_groups(
 
 
 def follow_policy(optimizer: torch.optim.Optimizer) -> None:
-    """Attach an LR scheduler to `optimizer` if the job's policy file has a `[learning_rate]`."""
     policy = current_worker().follows()
     if policy is None or policy.learning_rate is None:
         return

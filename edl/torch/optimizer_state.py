@@ -291,7 +291,6 @@ def complete(optimizer: Optimizer) -> None:
 
 
 def state_of(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the `state_dict()` of `optimizer`; for a wrapper, also of the optimizers in it."""
     inner = inner_optimizers(optimizer)
     if not inner:
         return _state_dict(optimizer)
@@ -331,7 +330,6 @@ def load_state(optimizer: Optimizer, state: dict[str, Any], exact: bool = True) 
 
 
 def lay_out_state(optimizer: Optimizer) -> None:
-    """Give each tensor with the shape of its parameter that parameter's order in memory."""
     for parameter, held in getattr(optimizer, "state", {}).items():
         if not isinstance(parameter, torch.Tensor) or not isinstance(held, dict):
             continue

@@ -264,7 +264,6 @@ class Optimizers:
             raise UsageError(BROKEN_OFF)
 
     def _check_failed_update(self) -> None:
-        """Raise UsageError if an optimizer has begun its update of this step and not ended it."""
         for each, number in self._updating.items():
             if number == each.step.number and each.step.state is StepState.REDUCED:
                 raise UsageError(UPDATE_FAILED)
@@ -485,7 +484,6 @@ class GradientReduction:
             self._logical.begin_piece(self._reduction.step.number, seed)
 
     def synchronize(self) -> None:
-        """Complete the reduction of the gradients, if `backward()` has not done so."""
         self._optimizers.void_failed_backward()
         if self.accumulation.is_between_microbatches:
             return

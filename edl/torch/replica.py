@@ -249,7 +249,6 @@ _observe: Callable[[GradScaler], None] | None = None
 
 
 def watch_scalers(observe: Callable[[GradScaler], None]) -> None:
-    """Call `observe(scaler)` each time a GradScaler is about to scale a loss."""
     global _observe
     if (
         _observe is None
@@ -401,7 +400,6 @@ Numbers = list[dict[str, Any]]  # of the options of each group, by name
 
 
 def option_numbers(optimizer: torch.optim.Optimizer) -> Numbers:
-    """Return the numbers among the options of each parameter group, by name, to compare them."""
     # A tensor is known by its identity and count of changes: to read it would wait for its device.
     return [
         {
