@@ -460,7 +460,7 @@ def _check(optimizer: Any, now: training.Training) -> None:
         refuse("give it the optimizer of the job: optimizer = edl.Optimizer(optimizer, model)")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         refuse(f"it tunes optimizers of tf.keras.optimizers; this is a {kind} of a graph")
-    if now.reduction.several:
+    if now.reduction.is_multi:
         refuse_several()
     _check_job(now)
     for one in with_inner(optimizer):

@@ -29,8 +29,8 @@ from edl.torch.gradients import in_microbatches
 from edl.torch.lr_schedules import (
     UNSCALED,
     before_each_update,
+    check_groups,
     counts_samples,
-    refuse_changed_groups,
     schedulers_of,
 )
 from edl.worker.loader_steps import Update
@@ -273,7 +273,7 @@ class LRTuner(LRScheduler):
 
     def _set(self, update: Update) -> None:
         """Set the rate of each parameter group for `update`, the record of the next update."""
-        refuse_changed_groups(self.optimizer, len(self._ratios), "edl.LRTuner")
+        check_groups(self.optimizer, len(self._ratios), "edl.LRTuner")
         rate = self._tuner.rate(update)
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
             if isinstance(group["lr"], torch.Tensor):

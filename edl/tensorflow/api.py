@@ -54,21 +54,14 @@ def gather(value: Any) -> Array:
 def sum(value: Any) -> Array:
     """Return the elementwise sum of all workers' arrays, the same on all workers.
 
-    All workers call it at the same place in their scripts, between two steps and outside of a
-    ``tf.function``, and each waits for all. In a newcomer's warm-up the result is its own
-    ``value``. Integers, and booleans counted as int64, are added exactly, other numbers in double
-    precision.
+    It is called as :func:`gather` is, and raises the same errors, also where shapes differ at all.
+    Integers, and booleans counted as int64, are added exactly, other numbers in double precision.
 
     Args:
         value: an array, a tensor or a number, of the same shape on all workers.
 
     Returns:
         A numpy array with the shape and type of ``value``; for booleans the type is int64.
-
-    Raises:
-        UsageError: shapes or types differ; or the call is in the midst of a step, or outside of the
-            training.
-        WorkerEvicted, JobFailed: this worker or the job cannot go on.
     """
     own = _array(value)
     parts = [each[""] for each in gather_arrays({"": own})]
@@ -82,7 +75,6 @@ def _array(value: Any) -> Array:
 
 
 def _wide(kind: Any) -> Any:
-    """Return the type in which arrays of the type `kind` are added."""
     if np.issubdtype(kind, np.integer) or kind == np.bool_:
         return np.int64
     # bfloat16 is no floating type to NumPy
@@ -91,7 +83,6 @@ def _wide(kind: Any) -> Any:
 
 # AutoGraph lets such an error pass as it is, and writes nothing around its sentence.
 EdlError.ag_pass_through = True  # type: ignore[attr-defined]
-
 EdlError._keras_call_info_injected = True  # type: ignore[attr-defined]  # nor does Keras
 
 

@@ -1,6 +1,5 @@
 """Normalise Keras batches with the mean and variance of the samples of all workers in a step.
 
-``edl.tensorflow.init`` calls :func:`synchronise_batch_norm`, which patches Keras.
 ``keras.layers.BatchNormalization(synchronized=True)`` asks ``tf.distribute`` for other replicas.
 Under edl there are none, so the layer would take the statistics of one worker for those of all.
 While edl trains, the layer's mean and variance are computed over the batches of all workers, by
@@ -16,15 +15,14 @@ job's loss by an input x of worker i is
 
 The backward pass returns this derivative divided by n_i / N, so that N cancels
 (:mod:`edl.torch.sync_batch_norm` has the same formula with the rest of the layer). Each layer has
-two exchanges a step, which are made again in the next ring if the ring breaks
-(:mod:`edl.tensorflow.batch_norm`).
+two exchanges a step, which are made again in the next ring if the ring breaks.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -37,7 +35,7 @@ from edl.binding import process
 from edl.errors import RingBroken, UsageError
 from edl.step.moments import Moments, combined, weighted_sum
 from edl.tensorflow import training
-from edl.tensorflow.collectives import refuse_xla
+from edl.tensorflow.collectives import check_no_xla
 
 # ------------------------------------------------------------
 # Exchange messages between workers inside of forward and backward passes, in Keras and in graphs.
@@ -49,16 +47,15 @@ from edl.tensorflow.collectives import refuse_xla
 # function seems to write one resource, and TensorFlow never runs two such calls at once, so their
 # order is kept, too.
 #
-# Each message carries the number of its exchange in the graph (`next_number`, `numbered`). If the
-# numbers of the workers differ all the same, UsageError is raised.
-
+# Each message carries the number of its exchange in the graph. If the numbers of the workers differ
+# all the same, UsageError is raised.
 
 Vector = npt.NDArray[np.float64]
-
 Exchange = Callable[[bytes], list[bytes]]
-
+# What a layer calls in a pass, with its row of numbers, the exchange (None: alone), and the batch's
+# weight; it returns the numbers with which the pass continues.
+Act = Callable[[Vector, Exchange | None, int], Vector]
 _LAST = "_edl_exchange"  # of a graph: the operation that ends its newest exchange
-
 _NUMBERS = "_edl_exchanges"  # of a graph: how many there are
 
 OTHER_PLACE = (
@@ -71,30 +68,17 @@ WITH_XLA = (
     "cannot compile collectives: leave jit_compile out there"
 )
 
-
-class _EagerNumbers:
-    """A counter of the exchanges of a step in eager execution."""
-
-    def __init__(self) -> None:
-        self._step = (0, 0)
-        self._next = 0
-
-    def take(self) -> int:
-        worker = process.current_worker()
-        step = (id(worker), worker.steps.begun)
-        if step != self._step:
-            self._step, self._next = step, 0
-        self._next += 1
-        return self._next
-
-
-_eager_numbers = _EagerNumbers()
+_eager: tuple[tuple[int, int], int] = ((0, 0), 0)  # a step, and how many exchanges it had
 
 
 def next_number() -> int:
     """Return the number of the next exchange, from 1 in each graph, or eagerly in each step."""
+    global _eager
     if tf.executing_eagerly():
-        return _eager_numbers.take()
+        worker = process.current_worker()
+        step = (id(worker), worker.steps.begun)
+        _eager = (step, _eager[1] + 1 if step == _eager[0] else 1)
+        return _eager[1]
     graph = tf.compat.v1.get_default_graph()
     number = getattr(graph, _NUMBERS, 0) + 1
     setattr(graph, _NUMBERS, number)
@@ -125,19 +109,11 @@ def _exchange_of_script(payload: bytes) -> list[bytes]:
 
 
 def numbered(exchange: Exchange, number: int, row: Vector) -> list[bytes]:
-    """Exchange rows with all workers, all at the exchange `number`; return them without that."""
     answer = exchange(np.concatenate([[float(number)], row]).tobytes())
     first = np.dtype(np.float64).itemsize
     if len({(each[:first], len(each)) for each in answer}) > 1:
         raise UsageError(OTHER_PLACE)
     return [each[first:] for each in answer]
-
-
-class Act(Protocol):
-    """A function that a layer calls in a forward or backward pass, to combine workers' numbers."""
-
-    def __call__(self, row: Vector, exchange: Exchange | None, weight: int) -> Vector:
-        """Return the numbers with which the pass continues; without `exchange`, this worker's."""
 
 
 def in_turn(act: Act, row: Any, length: int | None) -> Any:
@@ -147,7 +123,7 @@ def in_turn(act: Act, row: Any, length: int | None) -> Any:
     """
     if tf.executing_eagerly():
         return tf.convert_to_tensor(act(np.asarray(row), *exchange_of_step()), tf.float64)
-    refuse_xla(WITH_XLA)
+    check_no_xla(WITH_XLA)
     graph = tf.compat.v1.get_default_graph()
     before = [getattr(graph, _LAST)] if hasattr(graph, _LAST) else []
     with tf.control_dependencies([*before, row]):
@@ -176,8 +152,6 @@ def _resource() -> Any:
 
 
 def _from_graph(act: Act) -> Callable[[Vector], Vector]:
-    """Return a function that calls `act` in a graph, whose errors the training thread raises."""
-
     def from_graph(row: Vector) -> Vector:
         if not process.is_initialized():
             return act(row, None, 0)
@@ -220,7 +194,6 @@ WITHOUT_LOGICAL = (
 
 @functools.cache
 def synchronise_batch_norm() -> None:
-    """Patch Keras so that `synchronized=True` in a layer means all workers of the job."""
     plain, of_layer = nn._compute_moments_sync, keras.layers.BatchNormalization._moments
 
     @functools.wraps(plain)
@@ -236,7 +209,18 @@ def synchronise_batch_norm() -> None:
     def moments_of_layer(self: Any, inputs: Any, mask: Any) -> Any:
         if not (self.synchronized and _has_others()):
             return of_layer(self, inputs, mask)
-        return _moments_of_layer(self, inputs, mask)
+        # `mask`: booleans in the shape of `inputs` without the last axis, True for what counts.
+        if mask is not None:
+            if self.axis not in (-1, len(inputs.shape) - 1):
+                raise UsageError(OTHER_AXIS.format(self.axis))
+            mask = tf.cast(mask, tf.bool)[..., tf.newaxis]
+        *of_step, elements = moments_of_step(inputs, self._reduction_axes, mask)
+        # If nothing counts on any worker, the step leaves the moving averages as they are.
+        moving = (tf.convert_to_tensor(v) for v in (self.moving_mean, self.moving_variance))
+        return tuple(
+            tf.where(elements > 0, tf.reshape(new, tf.shape(own)), tf.cast(own, new.dtype))
+            for new, own in zip(of_step, moving, strict=True)
+        )
 
     nn._compute_moments_sync = moments
     keras.layers.BatchNormalization._moments = moments_of_layer
@@ -269,31 +253,12 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
 
 def _has_others() -> bool:
-    """Return whether the job may have other workers than this one, at present or later."""
     if not (process.is_initialized() and process.current_worker().is_shared):
         return False
     if process.current_worker().logical:
         raise UsageError(WITHOUT_LOGICAL)
     training.current()  # in the thread that trains
     return True
-
-
-def _moments_of_layer(layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
-    """Return the mean and variance of each channel of `inputs`, over the batches of all workers."""
-    # `mask`: booleans in the shape of `inputs` without the last axis, True for what counts.
-    if mask is not None:
-        if layer.axis not in (-1, len(inputs.shape) - 1):
-            raise UsageError(OTHER_AXIS.format(layer.axis))
-        mask = tf.cast(mask, tf.bool)[..., tf.newaxis]
-    mean, variance, elements = moments_of_step(inputs, layer._reduction_axes, mask)
-    moving = layer.moving_mean, layer.moving_variance
-    # If nothing counts on any worker, the step leaves the moving averages as they are.
-    return tuple(
-        tf.where(elements > 0, tf.reshape(of_step, tf.shape(own)), tf.cast(own, of_step.dtype))
-        for of_step, own in zip(
-            (mean, variance), (tf.convert_to_tensor(v) for v in moving), strict=True
-        )
-    )
 
 
 def moments_of_step(x: Any, axes: Any, mask: Any = None) -> tuple[Any, Any, Any]:
@@ -330,7 +295,6 @@ def moments_of_step(x: Any, axes: Any, mask: Any = None) -> tuple[Any, Any, Any]
 
 
 def _own_moments(x: Any, axes: Any, mask: Any) -> tuple[Any, Any, Any]:
-    """Return mean, variance and number of elements per channel of this worker's batch, or zeros."""
     if mask is None:
         mean, variance = tf.nn.moments(x, axes, keepdims=True)
         count = tf.size(x, tf.int64) // tf.maximum(tf.size(mean, tf.int64), 1)
@@ -354,7 +318,6 @@ def _derivative(
     by_mean: Any,
     by_variance: Any,
 ) -> Any:
-    """Return the derivative of the loss by `x` through the mean and the variance of the step."""
     # With D and V, the sums over all workers j of n_j dm_j and of n_j dv_j, it is
     # (D + 2 (x - mean) V) / (n_i M). `weight` is n_i, `elements` M.
     channels = by_mean.shape.num_elements()
@@ -383,7 +346,6 @@ def _flat(values: Any) -> Any:
 
 
 def _exchange_moments(number: int, row: Vector, exchange: Exchange | None, weight: int) -> Vector:
-    """Combine the moments of all workers' batches: one exchange of the forward pass."""
     # `row`: elements per channel, then each channel's mean, then its sum of squared deviations.
     own = Moments.decode(row.tobytes())
     if exchange is None:
@@ -398,7 +360,6 @@ def _exchange_moments(number: int, row: Vector, exchange: Exchange | None, weigh
 def _exchange_derivatives(
     number: int, row: Vector, exchange: Exchange | None, _weight: int
 ) -> Vector:
-    """Add up the derivatives of all workers' losses: one exchange of the backward pass."""
     # `row`: n_i, then dm_i of each channel, then dv_i. Alone, also in the forward pass, the sums
     # are this worker's own.
     if exchange is None or row[0] == _ALONE:

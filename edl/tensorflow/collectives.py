@@ -1,20 +1,18 @@
-"""Run Horovod's TensorFlow collectives as :class:`edl.ring.ring.Collectives`.
+"""Call Horovod's TensorFlow collectives: for edl's own messages, and for gradients in a graph.
 
-Everything here runs eagerly, also in a script that builds graphs, and blocks the calling thread.
-Horovod's TensorFlow binding has no handles to wait on, as its PyTorch binding has. So the step
-record, which travels while the model computes, is gathered in a thread of its own.
-
-Run eagerly, Horovod's operations are known by their type alone, whatever name they are given: no
-two of a type may run at once. So all allgathers (step records, barriers, exchanges) go through this
-one thread, one after the other, and states are broadcast between steps only. Gradients are reduced
-in graphs, where an operation keeps its name (:mod:`edl.tensorflow.gradient_ops`); only with a
-Horovod without edl's patch are they reduced here, eagerly, by :func:`allreduce_average`, and with
-logical workers by :func:`allreduce_of`.
+:class:`TensorFlowCollectives` runs eagerly, also in a script that builds graphs, and blocks the
+calling thread: Horovod's TensorFlow binding has no handles to wait on. So the step record, which
+travels while the model computes, is gathered in a thread of its own. Run eagerly, Horovod's
+operations are known by their type alone, whatever name they are given: no two of a type may run at
+once. So all allgathers go through this one thread, one after the other, and states are broadcast
+between steps only. In a graph an operation keeps its name, so gradients are reduced there, each on
+its way while backward computes the next.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import logging
 import re
@@ -42,12 +40,7 @@ from edl.step.record import Table
 from edl.worker.activity import waits
 
 logger = logging.getLogger(__name__)
-
-
-WAITING = FOR_GRADIENTS
-
 _OPERATIONS = {"sum": hvd.Sum, "max": hvd.Max}
-
 _ADDED = re.compile(  # what TensorFlow adds to a message, before and after it
     r"^\{\{\w+ [^}]*\}\} | \[Op:\w*\] ?(name: .*)?$"
 )
@@ -72,7 +65,6 @@ class TensorFlowCollectives:
         self._beside = threading.Thread(target=self._gather, name="edl-records", daemon=True)
 
     def init(self) -> None:
-        """Initialise Horovod, which connects this worker to the ring that the environment names."""
         try:
             call_init(hvd.init)
         except (HorovodInternalError, ValueError, RuntimeError) as error:
@@ -84,7 +76,6 @@ class TensorFlowCollectives:
         hvd.shutdown()
 
     def allgather_start(self, row: Table, name: str, same_shape: bool = False) -> Future[Table]:
-        """Start to gather the tables of all workers; return a future of one table of all rows."""
         if not self._beside.is_alive():
             self._beside.start()
         rows: Future[Table] = Future()
@@ -122,7 +113,7 @@ def broadcast_array(array: np.ndarray[Any, Any], root: int) -> np.ndarray[Any, A
     return guarded(lambda: mpi_ops.broadcast(tf.convert_to_tensor(array), root).numpy())  # type: ignore[no-any-return]
 
 
-@waits(WAITING)
+@waits(FOR_GRADIENTS)
 def allreduce_average(tensors: Sequence[Any]) -> list[Any]:
     """Return the mean over all workers of each of `tensors`; for a Horovod without edl's patch."""
     averages: dict[int, Any] = {}
@@ -134,7 +125,7 @@ def allreduce_average(tensors: Sequence[Any]) -> list[Any]:
     return [averages[index] for index in range(len(tensors))]
 
 
-@waits(WAITING)
+@waits(FOR_GRADIENTS)
 def allreduce_of(array: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
 
     def reduced() -> np.ndarray[Any, Any]:
@@ -155,10 +146,11 @@ def allreduce_of(array: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]
 # none, does neither and is allowed.
 
 
-def refuse_strategy(strategy: Any = None) -> None:
+def check_no_strategy(strategy: Any = None) -> None:
     """Refuse any strategy but TensorFlow's default one; None: that of the present scope."""
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
-    if not _is_default(strategy):
+    default = distribute_lib._DefaultDistributionStrategy
+    if not isinstance(strategy, (default, distribute_lib._DefaultDistributionStrategyV1)):
         raise UsageError(
             f"tf.distribute.{type(strategy).__name__} distributes the training over its own "
             "replicas, and edl distributes it over the workers of the job; leave out "
@@ -175,26 +167,13 @@ def watch_strategies(kind: type) -> None:
     @functools.wraps(plain)
     def method(self: Any, dataset: Any, options: Any = None) -> Any:
         if isinstance(dataset, kind):
-            refuse_strategy(self)
+            check_no_strategy(self)
         return plain(self, dataset, options)
 
     distribute_lib.StrategyBase.experimental_distribute_dataset = method
 
 
-def _is_default(strategy: Any) -> bool:
-    kinds = (
-        distribute_lib._DefaultDistributionStrategy,
-        distribute_lib._DefaultDistributionStrategyV1,
-    )
-    return isinstance(strategy, kinds)
-
-
-# ------------------------------------------------------------
-# Keep XLA away from steps with collectives, which XLA cannot compile.
-
-
 def turn_off_xla(model: Any) -> None:
-    """Set `jit_compile` of a Keras `model` to False, before its first step is traced."""
     if model.jit_compile:
         logger.warning("jit_compile is turned off: XLA cannot compile steps with collectives")
         model.jit_compile = False
@@ -206,10 +185,115 @@ APPLIES = (
 )
 
 
-def refuse_xla(why: str = APPLIES) -> None:
+def check_no_xla(reason: str = APPLIES) -> None:
     """Raise UsageError if the stack shows that a `tf.function(jit_compile=True)` is traced."""
     frame: Any = sys._getframe()
     while frame is not None:
         if getattr(frame.f_locals.get("self"), "_jit_compile", False) is True:
-            raise UsageError(why)
+            raise UsageError(reason)
         frame = frame.f_back
+
+
+# ------------------------------------------------------------
+# Reduce gradients by operations of a graph, one of Horovod's allreduces for each.
+#
+# What plain Horovod's operations cannot do needs a patch of its source (gradients-outlive-the-ring
+# in edl/install/patches), which `AVAILABLE` tells. With it, when the ring breaks, an operation
+# named `edl_gradient*` ends without an error that would end the whole graph, and is counted as
+# failed; and while nothing is to be sent, such an operation returns its input. Horovod matches what
+# the workers send by name. So Python, too, sends through a graph, under the same names: in one
+# step, one worker may send in its graph what another sends again after a repair.
+
+# Horovod's binding knows no bfloat16; such gradients travel as float32.
+WIRE_DTYPE = {tf.bfloat16: tf.float32}
+_REASON_BYTES = 1000
+_library = mpi_ops._basics.MPI_LIB_CTYPES
+AVAILABLE = hasattr(_library, "horovod_edl_send_gradients")  # this Horovod has the patch
+
+
+def on_wire(gradient: Any) -> Any:
+    return tf.cast(gradient, WIRE_DTYPE.get(gradient.dtype, gradient.dtype))
+
+
+def weighted(gradient: Any, weight: Any) -> Any:
+    # Zeros for a weight of 0, even of an infinite gradient.
+    product = gradient * tf.cast(weight, gradient.dtype)
+    return tf.where(tf.equal(weight, 0), tf.zeros_like(gradient), product)
+
+
+def average(sent: Any, number: int, optimizer: int = 0) -> Any:
+    """Add an operation to the graph for the mean of one gradient, which is none if it fails.
+
+    `number` of the gradient and `optimizer`, from 0, are in its name: the same on all workers.
+    """
+    return mpi_ops.MPI_LIB.horovod_allreduce(
+        sent,
+        name=f"edl_gradient{optimizer or ''}_{number}",
+        reduce_op=hvd.Average,
+        prescale_factor=1.0,
+        postscale_factor=1.0,
+        ignore_name_scope=True,  # scopes may differ where a newcomer has traced less often
+        process_set_id=hvd.global_process_set.process_set_id,
+    )
+
+
+@waits(FOR_GRADIENTS)
+def averages(sent: Sequence[Any], optimizer: int = 0) -> list[Any]:
+    """Average gradients over the ring from Python, after `start_sending(True)`; ask `failure`."""
+    with context.eager_mode():
+        # Not by calling it: that would run operation by operation while the script has
+        # tf.config.run_functions_eagerly.
+        traced = _averages(optimizer).get_concrete_function(*sent)
+        received: list[Any] = traced(*sent)
+        return received
+
+
+@functools.cache
+def _averages(optimizer: int) -> Any:
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def average_all(*sent: Any) -> list[Any]:
+        return [average(each, number, optimizer) for number, each in enumerate(sent)]
+
+    return average_all
+
+
+def start_sending(sends: bool) -> None:
+    """Switch whether gradient operations send their inputs; begin `sent` and `failure` anew."""
+    _library.horovod_edl_send_gradients(ctypes.c_bool(sends))
+
+
+def sent() -> int:
+    """Return how many have begun to send since `start_sending`, with those that failed."""
+    return int(_library.horovod_edl_sent_gradients())
+
+
+def failure() -> str | None:
+    """Return why the last gradient that failed since `start_sending` was not reduced, if any."""
+    reason = ctypes.create_string_buffer(_REASON_BYTES)
+    if not _library.horovod_edl_failed_gradients(reason, ctypes.c_size_t(_REASON_BYTES)):
+        return None
+    return reason.value.decode(errors="replace") or "Horovod gave no reason"
+
+
+def hold() -> None:
+    """Let the graph's gradient operations send nothing until edl lets them, in the next ring."""
+    if AVAILABLE:
+        start_sending(False)
+
+
+def empty(variable: Any) -> Any:
+    """Return zeros to send for a `variable` without gradient: all workers send as many tensors."""
+    # One dimension more: if another worker has a gradient for it, Horovod refuses both.
+    rank = tf.TensorShape(variable.shape).rank or 0
+    return tf.zeros((1,) * (rank + 1), tf.as_dtype(variable.dtype))
+
+
+def having(tensors: Sequence[Any], bare: Sequence[bool]) -> list[Any]:
+    return [each for each, none in zip(tensors, bare, strict=True) if not none]
+
+
+def typed(means: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+    return [
+        mean if mean.dtype == gradient.dtype else tf.cast(mean, gradient.dtype)
+        for mean, gradient in zip(means, gradients, strict=True)
+    ]

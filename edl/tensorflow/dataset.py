@@ -1,8 +1,7 @@
 """Define ``edl.tensorflow.Dataset``, a function that declares what the job trains on.
 
-It returns an :class:`ElasticDataset`, a ``tf.data.Dataset`` of the batches of this worker alone,
-in the order of the steps that train them. edl leases the samples of an epoch to the workers, so
-each worker loads others.
+It returns a ``tf.data.Dataset`` of the batches of this worker alone, in the order of the steps that
+train them. edl leases the samples of an epoch to the workers, so each worker loads others.
 """
 
 from __future__ import annotations
@@ -25,12 +24,11 @@ from tensorflow.python.data.ops import dataset_ops
 from edl.binding.loop import asked_length, batch_in_epoch
 from edl.binding.process import unhiding
 from edl.errors import UsageError
-from edl.step.engine import Batch
 from edl.step.source import SampleOrder
 from edl.tensorflow import training
 from edl.tensorflow.collectives import watch_strategies
 from edl.tensorflow.feed import AHEAD, PipelineBatchSource
-from edl.tensorflow.logical import refuse_unlike
+from edl.tensorflow.logical import check_deterministic
 from edl.tensorflow.optimizer import as_it_is
 from edl.tensorflow.replica import own_operation_seeds
 from edl.tensorflow.source import PROBES, Collate, Load, cast_like, check_fits, signature_of
@@ -71,10 +69,9 @@ _readers = _Readers()
 class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
     """A ``tf.data.Dataset`` of this worker's batches, in which each batch belongs to one step.
 
-    :func:`Dataset` returns one. Its methods ``map``, ``prefetch`` and ``with_options`` keep the
-    order of the batches, and return another ElasticDataset. ``apply``, ``as_numpy_iterator``,
-    ``cardinality``, ``fingerprint`` and ``options`` are allowed, too; all other methods of
-    ``tf.data.Dataset`` raise UsageError when they are called.
+    ``map``, ``prefetch`` and ``with_options`` keep the order of the batches, and return another
+    ElasticDataset. ``apply``, ``as_numpy_iterator``, ``cardinality``, ``fingerprint`` and
+    ``options`` are allowed, too; all other methods of ``tf.data.Dataset`` raise UsageError.
     """
 
     def __init__(self, batches: tf.data.Dataset) -> None:
@@ -111,12 +108,21 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
     def batch_index(self) -> int:
         """The index in its epoch, from 0, of the batch that the script or ``fit`` was given last.
 
-        It counts the batches of the whole job, and is the same on all workers, also on those that
-        joined within the epoch. Before the first batch of an epoch it is 0 in a loop over
-        ``epochs()``; in ``fit`` it still is the last index of the epoch before.
+        It counts the job's batches, the same on all workers. Before the first batch of an epoch it
+        is 0 in a loop over ``epochs()``; in ``fit`` it still is the last of the epoch before.
         """
         now = training.current()
         return now.batch if now.fitting else batch_in_epoch(now.worker)
+
+    def fingerprint(self) -> Any:
+        """Return ``tf.data``'s number for the pipeline, as any data set does."""
+        with _readers.ours():
+            return super().fingerprint()
+
+    def options(self) -> Any:
+        """Return the ``tf.data.Options`` of the data set."""
+        with _readers.ours():
+            return super().options()
 
     def __len__(self) -> int:
         # Before this worker's first step it is the number for as many workers as the job began
@@ -138,11 +144,9 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
     def epochs(self, count: int | None = None, *, max_steps: int | None = None) -> Iterator[int]:
         """Return an iterator over the numbers of the epochs to train, from the job's current one.
 
-        The script trains the batches of the data set within the body of its loop over the iterator.
-        On a newcomer the iterator first yields the number of an epoch that has one batch, to warm
-        up: the newcomer trains that batch alone, and the result is discarded. When the script asks
-        for the next number, the newcomer joins the ring, and gets the job's current epoch and those
-        after it.
+        On a newcomer it first yields the number of an epoch that has one batch, to warm up: the
+        newcomer trains that batch alone, and the result is discarded. When the script asks for the
+        next number, the newcomer joins the ring, and gets the job's current epoch.
 
         Args:
             count: the number of epochs of the job, so ``count - 1`` is the last number; None: as
@@ -157,7 +161,7 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         """
         asked_length("dataset.epochs()", count, max_steps)
         now = training.current()
-        if now.fits.done:
+        if now.fit_calls.done:
             raise UsageError(LOOP_AFTER_FIT)
         if now.replica is None:
             raise UsageError("create an edl.Optimizer before `for epoch in dataset.epochs(n)`")
@@ -177,10 +181,9 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
     def steps(self, count: int) -> Iterator[Any]:
         """Return an iterator over this worker's batches, until the job has made ``count`` updates.
 
-        It replaces the two loops over epochs and batches. It goes through as many epochs as needed,
-        and ends on all workers alike when :func:`edl.step`, which counts the updates of the whole
-        job (those before a resume from a checkpoint, too), is ``count``. A newcomer first gets one
-        batch to warm up.
+        It goes through as many epochs as needed, and ends on all workers alike when
+        :func:`edl.step`, which counts the updates of the whole job (those before a resume, too), is
+        ``count``. A newcomer first gets one batch to warm up.
 
         Raises:
             UsageError: ``count`` is not a whole number of at least 1, there is no ``edl.Optimizer``
@@ -210,14 +213,12 @@ class ElasticDataset(dataset_ops.UnaryUnchangedStructureDataset):
         return self._batches(now)
 
     def _raw(self) -> Iterator[Any]:
-        """Return TensorFlow's own iterator over the batches, which begins no steps of the job."""
         # Each batch waits until a step has made edl form it.
         with _readers.ours():
             raw: Iterator[Any] = super().__iter__()
         return raw
 
     def _batches(self, now: training.Training) -> Iterator[Any]:
-        """Yield the batches of the current epoch, and begin a step of the job before each."""
         with now.steps.looping(), now.feed.receiving(self._raw()) as receive:
             while now.begin_step():
                 with unhiding():
@@ -275,19 +276,8 @@ def _keeping(name: str) -> Any:
         with _readers.ours(), own_operation_seeds(worker):
             made = plain(self, *arguments, **named)
             if worker.logical:
-                refuse_unlike(made)
+                check_deterministic(made)
             return ElasticDataset(made)
-
-    return method
-
-
-def _looking(name: str) -> Any:
-    plain = getattr(dataset_ops.UnaryUnchangedStructureDataset, name)
-
-    @functools.wraps(plain)
-    def method(self: ElasticDataset, *arguments: Any, **named: Any) -> Any:
-        with _readers.ours():
-            return plain(self, *arguments, **named)
 
     return method
 
@@ -307,8 +297,6 @@ def _spoiling(name: str) -> Any:
 
 for _name in _KEEPS_ORDER:
     setattr(ElasticDataset, _name, _keeping(_name))
-for _name in ("fingerprint", "options"):
-    setattr(ElasticDataset, _name, _looking(_name))
 # All else, so that nothing slips through that this or a later TensorFlow has beside it.
 for _name, _ in inspect.getmembers_static(tf.data.Dataset, inspect.isfunction):
     if not _name.startswith("_") and _name not in (*_KEEPS_ORDER, *_LOOKS_ON, "apply"):
@@ -339,8 +327,7 @@ def Dataset(
     Every sample of an epoch is trained exactly once, whichever workers join or leave meanwhile. All
     workers leave an epoch after the same step. If this worker has no samples left and others do, it
     gets a padding batch: as a rule the first samples of the epoch, with gradients of weight zero.
-    The last batches of an epoch may be smaller. ``map``, ``prefetch`` and
-    ``with_options`` may be applied to the data set. A script calls this function once.
+    The last batches of an epoch may be smaller. A script calls this function once.
 
     Args:
         source: columns (an array, a list of labels, a data frame, a tensor; a tuple or dict of
@@ -376,7 +363,7 @@ def Dataset(
     now = training.current()
     # Of fit, whose default that is: the data set has an order of its own.
     warnings.filterwarnings("ignore", "`shuffle=True` was passed, but will be ignored", UserWarning)
-    _refuse_validation_split()
+    _watch_validation_split()
     now.order = order
     given = source, batch_size, shuffle, seed, max_global_batch, global_batch
     load = now.attach_source(*given, collate=collate_fn)
@@ -384,24 +371,25 @@ def Dataset(
     if collate_fn is None:
         signature, fitting = signature_of(load(first)), cast_like
     else:
-        signature = signature_of(load(first), _probes(load, first), now.is_stream)
-        fitting = check_fits
+        probes: list[Any] = []  # of one sample each, whose shapes tell which dimensions vary
+        if not now.is_stream:
+            last = now.worker.loader.progress.source.known_total - 1
+            at = np.unique(np.linspace(0, last, PROBES).astype(np.int64))
+            probes = [load(replace(first, indices=np.array([index]))) for index in at]
+        signature, fitting = signature_of(load(first), probes, now.is_stream), check_fits
     plain = load
     now.load = load = lambda batch: fitting(plain(batch), signature)
+    # The end of an iterator waits for its autotuning thread, which often does not notice and sleeps
+    # until its next round (OptimizeLoop in TensorFlow's model.cc), in up to 10 s. AUTOTUNE in a map
+    # that follows still uses every core.
+    options = tf.data.Options()
+    options.autotune.enabled = False
     batches = _batches_of(now.feed, load, signature)
-    return ElasticDataset(batches.prefetch(AHEAD).with_options(_without_autotuning()))
-
-
-def _probes(load: Load, first: Batch) -> Iterator[Any]:
-    """Yield batches of one sample each, whose shapes tell which dimensions vary."""
-    if not training.current().is_stream:
-        total = training.current().worker.loader.progress.source.known_total
-        for index in np.unique(np.linspace(0, total - 1, PROBES).astype(np.int64)):
-            yield load(replace(first, indices=np.array([index])))
+    return ElasticDataset(batches.prefetch(AHEAD).with_options(options))
 
 
 @functools.cache
-def _refuse_validation_split() -> None:
+def _watch_validation_split() -> None:
     # Keras splits arrays only, and would fail with a traceback of its own.
     plain = array_slicing.train_validation_split
 
@@ -446,12 +434,3 @@ def _batches_of(feed: PipelineBatchSource, load: Load, signature: Any) -> tf.dat
 
     both = tf.data.Dataset.range(1).flat_map(reader).map(loaded)
     return both.take_while(as_it_is(lambda more, _: more)).map(as_it_is(lambda _, batch: batch))
-
-
-def _without_autotuning() -> tf.data.Options:
-    # The end of an iterator waits for its autotuning thread, which often does not notice and sleeps
-    # until its next round (OptimizeLoop in TensorFlow's model.cc), in up to 10 s. AUTOTUNE in a map
-    # that follows still uses every core.
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return options

@@ -1,8 +1,7 @@
 """Define ``hvd.elastic`` for TensorFlow scripts that ``import edl.tensorflow as hvd``.
 
-A script makes a :class:`TensorFlowKerasState` or a :class:`TensorFlowState`, and gives it to a
-training function that :func:`run` has wrapped. :mod:`edl.binding.elastic` has the methods that
-both states share (``commit``, ``restore``, ``sync``), and the work of ``run``.
+:mod:`edl.binding.elastic` has the methods that both states share (``commit``, ``restore``,
+``sync``), and the work of ``run``.
 """
 
 from __future__ import annotations
@@ -44,17 +43,15 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 # there, too: files and functions of any name.
 _FRAME = re.compile(r'^  File ".*\n(    .*\n)?', re.MULTILINE)
 _OF_HOROVOD = re.compile(r"Horovod[A-Z]|Horovod has|/gloo/")
-_SAID = re.compile(r"^(Horovod has been shut down.*|.*/gloo/.*)$", re.MULTILINE)
+_REASON = re.compile(r"^(Horovod has been shut down.*|.*/gloo/.*)$", re.MULTILINE)
 
 
 class _VariablesState(State):
     """The base class of elastic states of variables, in groups, and of further attributes.
 
-    The variables of one attribute, for example of the model or the optimizer, are a group. A
-    derived class sets ``_access`` before it calls this constructor, and names the groups in
-    :meth:`_variables`. When the state is restored or received, variables are assigned, and a
-    further attribute that has ``state_dict()`` and ``load_state_dict()`` loads its part and stays
-    the same object; any other is replaced by a copy.
+    A derived class sets ``_access`` before it calls this constructor. When the state is restored or
+    received, variables are assigned, and a further attribute that has ``state_dict()`` and
+    ``load_state_dict()`` loads its part and stays the same object; any other becomes a copy.
     """
 
     _access: VariableAccess
@@ -69,7 +66,6 @@ class _VariablesState(State):
         return digests(self._access, parts)
 
     def _values(self) -> dict[str, Any]:
-        """Return arrays of each group by variable, and `state_dict()` or `Plain` of attributes."""
         values: dict[str, Any] = {}
         for group, variables in self._variables().items():
             mine = variables_by_name(variables)
@@ -161,10 +157,9 @@ class TensorFlowKerasState(_VariablesState):
         }
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the optimizer's present rate, with the name "learning rate".
+        """Return the optimizer's present rates by name, but for those that edl cannot read.
 
-        Those in a MultiOptimizer have a name each. A rate is left out if edl cannot read it: if it
-        is a tensor or a function, or in a graph a schedule of Keras'.
+        These are tensors, functions, and in a graph schedules of Keras'.
         """
         rates = present_rates([self.optimizer])
         variables = {name: rate for name, rate in rates.items() if isinstance(rate, tf.Variable)}
@@ -175,9 +170,7 @@ class TensorFlowKerasState(_VariablesState):
 class TensorFlowState(_VariablesState):
     """The elastic state of TensorFlow variables, and further attributes.
 
-    The script makes one on each worker, and gives it to a function that :func:`run` has wrapped;
-    newcomers receive its values. The constructor saves a first copy for ``restore()``. Each
-    attribute is read and set as ``state.name``.
+    It is used as a :class:`TensorFlowKerasState` is.
 
     Args:
         variables: the variables that every worker that joins receives; None: all global variables
@@ -213,7 +206,7 @@ class TensorFlowState(_VariablesState):
 
     def learning_rates(self) -> dict[str, float]:
         """Return an empty dict: this state does not know the optimizer of its variables."""
-        return {}  # of an optimizer that the state does not know
+        return {}
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,14 +214,12 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
     The wrapper is called as ``wrapper(state, ...)``, and passes all its arguments to ``function``.
     When workers join or leave, ``state.commit()`` or ``state.check_host_updates()`` interrupts
-    ``function``, which is called again with the state as it is. When a worker crashes, a collective
-    of the others fails, and ``function`` is called again with the state of the last commit. If some
-    workers have returned when a crash interrupts the last steps of the others, the others take the
-    state of one that has returned, and return, too.
+    ``function``, which is called again with the state as it is; when a worker crashes, a collective
+    does, and it is called again with the state of the last commit. Where others have returned when
+    a crash interrupts a worker's last steps, it takes the state of one of them, and returns None.
 
     Returns:
-        The wrapper. It returns what ``function`` returns, or None on a worker that took the final
-        state from another. It raises the errors below.
+        The wrapper, which returns what ``function`` returns, and raises the errors below.
 
     Raises:
         UsageError: the state is not one of edl's; another wrapped function has ended before; or
@@ -245,8 +236,8 @@ def _broken(error: Exception) -> str | None:
     message = _FRAME.sub("", str(error))
     if not isinstance(error, HorovodInternalError) and not _OF_HOROVOD.search(message):
         return None
-    said = _SAID.search(message)
-    return said[0] if said else message  # of which others tell whether the ring is broken
+    reason = _REASON.search(message)
+    return reason[0] if reason else message  # of which others tell whether the ring is broken
 
 
 if not TYPE_CHECKING:  # else every name would be one of this module's

@@ -26,15 +26,13 @@ from edl.step.engine import Batch
 from edl.worker.worker import Worker
 
 AHEAD = 2  # batches formed before they are needed, for tf.data to prefetch
-LOOK_S = 0.5  # how often a waiting reader looks whether the program still runs
+POLL_S = 0.5  # how often a waiting reader looks whether the program still runs
 LEAVE_S = 1.0  # for readers to leave when the program ends
 UNBEGUN_S = 120.0  # how long it waits for the very first step
 
 
 @dataclass
 class _Entry:
-    """A batch on its way through `tf.data`, and whether it was read, loaded and handed out."""
-
     batch: Batch  # formed from the leases, or that of the warm-up
     padding: bool  # its gradients have weight zero
     handed_s: float = math.inf  # when it was handed to a step, by time.monotonic()
@@ -43,8 +41,6 @@ class _Entry:
 
 
 class PipelineBatchSource:
-    """The queue of a worker's batches on the way from its leases through `tf.data` to its steps."""
-
     def __init__(self, worker: Worker) -> None:
         self.ahead = AHEAD  # 0: no batch is read in advance when workers join or leave
         self._worker = worker
@@ -91,7 +87,14 @@ class PipelineBatchSource:
         while (batch := self._form()) is not None:  # without the lock, for a stream is read here
             with self._change:
                 self._put(batch, False)
-        self._repeats = not (waits or self._has_come())
+        # Not if it is known that the samples of the next batch are not loaded.
+        knows = self._arriving is not None and self._warm_up is not None and bool(self._formed)
+        self._repeats = not waits and knows
+        if self._repeats:
+            assert self._arriving is not None
+            if self._first is None:
+                self._first = FirstBatch(self._arriving, None)
+            self._repeats = not self._first.has_come
         if self._repeats:
             return sampler.warm_up(), True
         with self._change:
@@ -100,7 +103,6 @@ class PipelineBatchSource:
             return self._hand_out()
 
     def pad(self) -> Batch:
-        """Return a padding batch for the open step; no batch may be formed ahead."""
         with self._change:
             self._put(self._worker.loader.sampler.warm_up(), True)
             return self._hand_out()[0]
@@ -144,16 +146,7 @@ class PipelineBatchSource:
             self._warm_up = data
         return data
 
-    def _has_come(self) -> bool:
-        """Return False only if the samples of the next batch are known not to be loaded."""
-        if self._arriving is None or self._warm_up is None or not self._formed:
-            return True
-        if self._first is None:
-            self._first = FirstBatch(self._arriving, None)
-        return self._first.has_come
-
     def _form(self) -> Batch | None:
-        """Form the next batch from the leases, without adding it to the queue; None: not now."""
         worker = self._worker
         if worker.warming_up or len(self._formed) > self.ahead:
             return None
@@ -181,21 +174,16 @@ class PipelineBatchSource:
             self._worker.loader.sampler.restart()
 
     def close(self) -> None:
-        """End all readers before the interpreter exits, and wait for them to leave Python."""
         self.end()
         with self._change:
             self._change.wait_for(lambda: self._inside == 0, LEAVE_S)
         time.sleep(0.02)  # for the way from here out of Python
 
     def watch(self, iterator: object) -> None:
-        """Let `tf.data` stop loading when its newest iterator is deleted."""
         # TensorFlow's destructor waits for the iterator's thread, which may wait in `take`.
         self._iteration += 1
-        weakref.finalize(iterator, self._end_iteration, self._iteration)
-
-    def _end_iteration(self, number: int) -> None:
-        if number == self._iteration:
-            self.end()
+        number = self._iteration
+        weakref.finalize(iterator, lambda: self.end() if number == self._iteration else None)
 
     def _put(self, batch: Batch, padding: bool) -> None:
         # The caller holds the lock.
@@ -206,13 +194,11 @@ class PipelineBatchSource:
     # --- tf.data's thread
 
     def read(self, load: Callable[[Any], Any]) -> Iterator[Any]:
-        """Yield the loaded samples of each batch, in order, waiting until the batch is formed."""
         number = self.open()
         while (samples := self.take(number, load)) is not None:
             yield samples
 
     def open(self) -> int:
-        """Begin a new iteration over the batches, which ends the older ones; return its number."""
         with self._change:
             self._reader += 1
             self._change.notify_all()
@@ -225,19 +211,16 @@ class PipelineBatchSource:
         try:
             loaded = load(entry.batch)
         except EdlError as error:
-            self._fail(entry, error)
+            # The training thread raises it when it takes the batch, or now if it waits.
+            with self._change:
+                entry.error = error
+                waited_for = all(entry is not other for other in self._formed)
+            if waited_for:
+                self._raise_in_trainer(error)
             return None
         if (late_s := time.monotonic() - entry.handed_s) > 0:  # the step waits for it
             self._worker.loader.timer.load(late_s)
         return loaded
-
-    def _fail(self, entry: _Entry, error: EdlError) -> None:
-        """Let the training thread raise `error` when it takes the batch, or now if it waits."""
-        with self._change:
-            entry.error = error
-            waited_for = all(entry is not other for other in self._formed)
-        if waited_for:
-            self._raise_in_trainer(error)
 
     def _raise_in_trainer(self, error: EdlError) -> None:
         if not raise_in(self._thread, error):  # it has ended, or is the calling one
@@ -253,15 +236,15 @@ class PipelineBatchSource:
                 self._change.notify_all()
 
     def _wait(self, number: int) -> _Entry | None:
-        """Wait for a batch to load; None if the iteration has ended. The caller holds the lock."""
+        # The caller holds the lock.
         if not (self._begun or self.trial):
             # A session that does not know the job: its first run is a trial for nothing.
             self.trial = True
             return _Entry(self._worker.loader.sampler.warm_up(), True, read=True)
         waited = 0.0
         while self._reader == number and not self._unread:
-            if not self._change.wait(LOOK_S):
-                waited += LOOK_S
+            if not self._change.wait(POLL_S):
+                waited += POLL_S
             if not threading.main_thread().is_alive():
                 return None
             if not self._begun and waited >= UNBEGUN_S:

@@ -1,41 +1,30 @@
 """Define ``edl.tensorflow.KerasCallback``, by which Keras' own training loop takes part in the job.
 
-A callback is called before and after each batch, so it can do what the loop of
-:mod:`edl.binding.loop` does elsewhere. Three things it cannot know by itself:
+``fit`` reads its first epoch after ``on_train_begin``, where a newcomer has warmed up and joined. A
+resize changes how many steps an epoch has, and if the data set simply ended, Keras would take the
+steps of the first epoch for those of every one; so an epoch ends with Keras' ``stop_training``,
+which is reset then. To see what the other callbacks change, KerasCallback runs before them, and
+:class:`_LastCallback` after them:
 
-- in which epoch to begin, when the job is already training: ``fit`` reads that from the model
-  after ``on_train_begin``, where the newcomer has warmed up and joined;
-- when an epoch ends, since a resize changes how many steps it has. If the data set simply ended,
-  Keras would take the steps of the first epoch for those of every epoch. So an epoch ends with
-  Keras' ``stop_training``, which is reset when the epoch has ended;
-- what the other callbacks change. So KerasCallback runs before them, and :class:`_LastCallback`
-  after them:
-
-  =====================  =================================  =====================================
-  hook                   first: ``KerasCallback``           last: ``_LastCallback``
-  =====================  =================================  =====================================
-  ``on_train_begin``     builds the model                   warms up, joins: the job's state
-                                                            replaces what the others have set up
-  ``on_epoch_begin``     begins the job's next epoch        in a newcomer that joined inside the
-                                                            epoch: undoes what the others did again
-  ``on_batch_begin``     (the list itself hands out the
-                         batch before, for its number)
-  ``on_batch_end``       completes the step in the ledger   turns ``stop_training`` into a request
-                                                            to the job; after the last batch,
-                                                            metrics become the job's
-  ``on_epoch_end``       other numbers become the job's     all agree whether to stop
-  ``on_train_end``       compares the workers' states       ends the fit in the job, and saves
-  =====================  =================================  =====================================
-
-A script may call ``fit`` again, with a model of which more is unfrozen, or with another optimizer:
-see :mod:`edl.tensorflow.training`. The job has finished when the script has ended.
+=====================  =================================  ======================================
+hook                   first: ``KerasCallback``           last: ``_LastCallback``
+=====================  =================================  ======================================
+``on_train_begin``     builds the model                   warms up, joins: the job's state
+                                                          replaces what the others have set up
+``on_epoch_begin``     begins the job's next epoch        in a newcomer that joined inside of it:
+                                                          undoes what the others did again
+``on_batch_end``       completes the step in the ledger   turns ``stop_training`` into a request
+                                                          to the job; after the last batch,
+                                                          metrics become the job's
+``on_epoch_end``       other numbers become the job's     all agree whether to stop
+``on_train_end``       compares the workers' states       ends the fit in the job, and saves
+=====================  =================================  ======================================
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -64,9 +53,9 @@ from edl.tensorflow.keras_callbacks import (
     watch_lists,
     with_progress,
 )
-from edl.tensorflow.lr_schedules import refuse_beside_policy, sets_rate
+from edl.tensorflow.lr_schedules import check_beside_policy, sets_rate
 from edl.tensorflow.optimizer import is_elastic
-from edl.tensorflow.training import PassedOver, build_model, history_among, refuse_stateful
+from edl.tensorflow.training import PassedOver, build_model, check_stateless, history_among
 from edl.text import counted
 from edl.worker.progress import Receive
 
@@ -79,9 +68,7 @@ logger = logging.getLogger(__name__)
 # Keras tells its callbacks neither the data nor the number of steps, so they are read from the
 # frame of the call of `fit` on the stack. If there is no such frame, no argument is checked.
 
-
 _READ = ("x", "validation_data", "steps_per_epoch", "initial_epoch")
-
 
 STEERED = (
     "{name} steers the training by {monitor!r}, a mean over the workers whose last bits depend on "
@@ -90,55 +77,45 @@ STEERED = (
 )
 
 
-def refuse_steered(callbacks: Iterable[Any]) -> None:
-    """Refuse a callback that steers a job of logical workers by its training metrics."""
-    # Numbers of the validation are the same on any number of workers: each uses all data.
-    kinds = keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau
-    for each in callbacks:
-        if isinstance(each, kinds) and not str(each.monitor).startswith("val_"):
-            name = type(each).__name__
-            raise UsageError(STEERED.format(name=name, monitor=each.monitor))
-
-
 def check_compiled(model: Any, now: training.Training) -> None:
-    """Refuse a compiled `model` that edl cannot train, and turn off XLA in it."""
-    refuse_stateful(model, now.worker.is_shared)
+    check_stateless(model, now.worker.is_shared)
     optimizer = model.optimizer
-    if not is_elastic(optimizer) and not now.reduction.several:  # which its train_step applies
+    if not is_elastic(optimizer) and not now.reduction.is_multi:  # which its train_step applies
         inner = getattr(optimizer, "inner_optimizer", None)
-        what = (
+        advice = (
             "wrap the whole of it: edl.Optimizer(keras.optimizers.LossScaleOptimizer(...)), which "
             "Keras puts around the optimizer by itself under mixed_float16"
             if is_elastic(inner)
             else f"compile(optimizer=edl.Optimizer({type(optimizer).__name__}(...)))"
         )
-        raise UsageError(f"the model is compiled with an optimizer that edl does not know: {what}")
+        raise UsageError(
+            f"the model is compiled with an optimizer that edl does not know: {advice}"
+        )
     if getattr(model, "steps_per_execution", 1) != 1:
         raise UsageError("edl counts every step: compile the model with steps_per_execution=1")
     turn_off_xla(model)
 
 
-def check_list(callback: Any) -> None:
-    """Raise UsageError if `callback` is not in a list of Keras that has begun a fit."""
-    if callback.model is None or "epochs" not in (callback.params or {}):
-        raise UsageError(
-            "fit was given a keras.callbacks.CallbackList, which does not know the model and the "
-            "epochs of this fit; give it the callbacks themselves: model.fit(..., "
-            "callbacks=[edl.KerasCallback(), ...])"
-        )
-
-
 def check_arguments(model: Any) -> int:
-    """Check the arguments of the running `model.fit`, and return its `initial_epoch`."""
-    given = _arguments(model)
-    if given is None:
-        return 0
-    if not _is_elastic(given["x"]):
+    frame, given = sys._getframe(), None
+    while given is None:
+        if (caller := frame.f_back) is None:
+            return 0
+        frame, names = caller, caller.f_locals
+        if frame.f_code.co_name == "fit" and names.get("self") is model and "x" in names:
+            given = {name: names.get(name) for name in _READ}
+    data, validation = given["x"], given["validation_data"]
+    if not isinstance(data, ElasticDataset):
+        is_dataset = isinstance(data, tf.data.Dataset)
+        kind = "another tf.data.Dataset" if is_dataset else f"a {type(data).__name__}"
         raise UsageError(
-            f"model.fit was given {_called(given['x'])} to train on; give it the edl.Dataset, or "
+            f"model.fit was given {kind} to train on; give it the edl.Dataset, or "
             "what its map and prefetch return: anything else would be trained by every worker alike"
         )
-    if any(map(_is_elastic, _flat(given["validation_data"]))):
+    if any(
+        isinstance(each, ElasticDataset)
+        for each in (validation if isinstance(validation, list | tuple) else [validation])
+    ):
         raise UsageError(
             "validation_data is the edl.Dataset that is trained on; give arrays or a "
             "tf.data.Dataset, which every worker evaluates as a whole"
@@ -150,30 +127,6 @@ def check_arguments(model: Any) -> int:
             "edl.KerasCallback(max_steps=n) and as many epochs as that may take"
         )
     return int(given["initial_epoch"] or 0)
-
-
-def _arguments(model: Any) -> Mapping[str, Any] | None:
-    frame = sys._getframe()
-    while (caller := frame.f_back) is not None:
-        frame = caller
-        names = frame.f_locals
-        if frame.f_code.co_name == "fit" and names.get("self") is model and "x" in names:
-            return {name: names.get(name) for name in _READ}
-    return None
-
-
-def _is_elastic(data: Any) -> bool:
-    return isinstance(data, ElasticDataset)
-
-
-def _flat(data: Any) -> list[Any]:
-    return [*data] if isinstance(data, list | tuple) else [data]
-
-
-def _called(data: Any) -> str:
-    if isinstance(data, tf.data.Dataset):
-        return "another tf.data.Dataset"
-    return f"a {type(data).__name__}"
 
 
 STOPPED = (
@@ -240,11 +193,7 @@ class KerasCallback(keras.callbacks.Callback):
 
     @property
     def last(self) -> _LastCallback:
-        """The callback of edl's that runs after all other callbacks of the newest ``fit``.
-
-        Raises:
-            UsageError: this callback was not given to ``fit`` itself among its callbacks.
-        """
+        """The callback of edl's that runs last in the newest ``fit``; UsageError: there is none."""
         if self._last is None:
             raise UsageError("give edl.KerasCallback() to model.fit itself, among its callbacks")
         return self._last
@@ -257,16 +206,21 @@ class KerasCallback(keras.callbacks.Callback):
         now.fit_with(model)
         if worker.warming_up and now.newest_dataset is not None:
             done, history = worker.fits.of_job().done, history_among(others)
-            if len(done) > len(now.fits.done):  # the job has done this fit: skip it
-                passed = PassedOver(now.fits, done, history, lambda: _build_all(now, model))
+            if len(done) > len(now.fit_calls.done):  # the job has done this fit: skip it
+                passed = PassedOver(now.fit_calls, done, history, lambda: _build_all(now, model))
                 return [passed, *([] if history is None else [history])]
         policy = worker.follows()
         if now.tuner is not None:
             now.tuner.check_callbacks(others)
         elif policy is not None and policy.learning_rate is not None:
-            refuse_beside_policy([each for each in others if sets_rate(each)])
+            check_beside_policy([each for each in others if sets_rate(each)])
         if worker.logical:
-            refuse_steered(others)
+            # Numbers of the validation are the same on any number of workers: each uses all data.
+            kinds = keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau
+            for each in others:
+                if isinstance(each, kinds) and not str(each.monitor).startswith("val_"):
+                    name = type(each).__name__
+                    raise UsageError(STEERED.format(name=name, monitor=each.monitor))
         others = with_progress(others)
         standing = [standing_in(callback, worker) for callback in others]
         writers = [writer for writer in standing if writer is not None]
@@ -285,34 +239,30 @@ class KerasCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Check the arguments of ``fit``, begin a fit of the job, and create the model's variables.
 
-        In a script with several optimizers the variables are left to the script. From now on
-        ``fit`` takes the batches of the data set, and :attr:`metrics` has a value.
-
         Raises:
             UsageError: there is no edl.Dataset, or ``fit`` was not given it to train on, or was
                 given it to validate on, or was given ``steps_per_epoch`` or a list of callbacks
                 that does not know the fit; or edl cannot create the variables.
         """
-        check_list(self)
+        if self.model is None or "epochs" not in (self.params or {}):
+            raise UsageError(
+                "fit was given a keras.callbacks.CallbackList, which does not know the model and "
+                "the epochs of this fit; give it the callbacks themselves: model.fit(..., "
+                "callbacks=[edl.KerasCallback(), ...])"
+            )
         now = self._training
         if now.newest_dataset is None:
             raise UsageError("model.fit needs an edl.Dataset to train on")
-        now.fits.begin(check_arguments(self.model))
+        now.fit_calls.begin(check_arguments(self.model))
         now.steps.limit(self._max_steps)
         now.metrics = EpochMetrics(self.model)
         now.fitting = True
-        if not now.reduction.several:  # the models of these are known
+        if not now.reduction.is_multi:  # the models of these are known
             build_model(self.model, now.newest_dataset)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin the job's next epoch, the one that ``fit`` counts as ``epoch``.
-
-        A worker that joined within an epoch stays in it. This worker's sample count becomes 0.
-
-        Raises:
-            UsageError: the job's epoch is not ``epoch``.
-        """
-        self._training.fits.begin_epoch(epoch)
+        """Begin the job's next epoch; UsageError: ``fit`` counts another one."""
+        self._training.fit_calls.begin_epoch(epoch)
         self._training.steps.begin_epoch()
         self._samples, self._whole = 0, {}
         self.metrics.restore()
@@ -320,34 +270,22 @@ class KerasCallback(keras.callbacks.Callback):
 
     @property
     def metrics(self) -> EpochMetrics:
-        """The metrics of the model that ``fit`` trains, which workers can combine.
-
-        They are made in :meth:`on_train_begin`, anew for each ``fit``; AssertionError before the
-        first.
-        """
+        """The metrics of the model that ``fit`` trains, made anew in :meth:`on_train_begin`."""
         metrics = self._training.metrics
         assert metrics is not None
         return metrics
 
     @property
     def batch(self) -> int:
-        """The index in its epoch, from 0, of the batch that :meth:`begin_batch` has begun last.
-
-        It counts the job's batches, and is equal on all workers.
-        """
+        """The job's index in its epoch, from 0, of the batch that was begun last."""
         return self._training.batch
 
     def begin_batch(self) -> int:
-        """Begin a step of the job with the next batch, before any callback is told of the batch.
-
-        The worker may switch to another ring before the step.
-
-        Returns:
-            The index of the batch in its epoch, from 0, equal on all workers.
+        """Begin a step of the job with the next batch, and return the batch's index in its epoch.
 
         Raises:
             UsageError: the epoch is over, or the batch before was not trained.
-            SystemExit: with code 0: this worker leaves the job with the switch.
+            SystemExit: with code 0: this worker leaves the job with a switch before the step.
         """
         now = self._training
         if not now.begin_step():
@@ -361,12 +299,7 @@ class KerasCallback(keras.callbacks.Callback):
         return now.batch
 
     def with_steps(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of ``params``, Keras' parameters of ``fit``, with the job's step count.
-
-        The number of steps per epoch replaces ``params["steps"]``, which Keras has set to None. At
-        first it is ``len(dataset)``; :meth:`begin_batch` sets it in the same dict to the number for
-        the present workers. It is None for a stream, whose length is unknown.
-        """
+        """Return Keras' parameters of ``fit`` with the job's steps an epoch, None of a stream."""
         loader = self._training.worker.loader
         progress = loader.progress  # without data, on_train_begin says so
         total = progress.source.known_total if progress.attached else 0
@@ -374,13 +307,7 @@ class KerasCallback(keras.callbacks.Callback):
         return self._params
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Complete the step of the batch, so that the ledger counts its samples as done.
-
-        A padding batch is taken out of the metrics again.
-
-        Raises:
-            UsageError: ``fit`` has trained a batch that is not from the edl.Dataset.
-        """
+        """Complete the step of the batch; UsageError: it is not from the edl.Dataset."""
         now = self._training
         if now.worker.loader.open and not (now.is_reduced or self.is_within_step):
             raise UsageError(
@@ -394,23 +321,16 @@ class KerasCallback(keras.callbacks.Callback):
 
     @property
     def is_within_step(self) -> bool:
-        """Whether a step is open, and the gradients of a logical worker of it are kept.
-
-        Its next batch is that of another logical worker.
-        """
+        """Whether a step is open whose next batch is that of another logical worker."""
         logical = self._training.reduction.logical
         return logical is not None and logical.is_kept and not self._training.is_reduced
 
     def end_batches(self, logs: Any) -> None:
-        """Combine the metrics of all workers after the last batch of the epoch.
-
-        All workers call it, and each waits for all. After this call Keras reads the job's numbers
-        of the epoch from the metrics. If the model's ``train_step`` returns numbers of its own,
-        :meth:`on_epoch_end` replaces them.
+        """Combine the metrics of all workers, which all call it after the epoch's last batch.
 
         Args:
             logs: the numbers that ``train_step`` has returned for this worker's last batch, by
-                name; None: it has returned none.
+                name; None: it has returned none. :meth:`on_epoch_end` replaces them.
 
         Raises:
             UsageError: the workers have different metrics.
@@ -421,20 +341,14 @@ class KerasCallback(keras.callbacks.Callback):
         self._whole = self.metrics.of_job(logs or {}, worker, self._samples)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Let the metrics compute results from this worker's batches again, for the validation.
-
-        It undoes the means that replace the results of metrics whose state is no sum. ``fit`` has
-        read the job's results of the epoch by now. Keras resets the metrics itself.
-        """
+        """Let the metrics compute results from this worker's batches again, for the validation."""
         self.metrics.restore()  # fit has taken the numbers of the epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Replace this worker's numbers in ``logs`` by the job's, and end this worker's epoch.
 
-        All workers call it, and each waits for all. Results of metrics were combined by
-        :meth:`end_batches`. Any other number, such as ``val_loss``, is replaced by its mean over
-        the workers, weighted with the samples that each has trained in the epoch. Arrays stay as
-        they are.
+        A number that is no metric, such as ``val_loss``, becomes its mean over the workers,
+        weighted with the samples that each has trained in the epoch. Arrays stay as they are.
 
         Raises:
             UsageError: the workers have numbers of different names.
@@ -446,16 +360,13 @@ class KerasCallback(keras.callbacks.Callback):
         if self.model.stop_training is EPOCH_IS_OVER:
             self.model.stop_training = False
         others = {k: v for k, v in (logs or {}).items() if k not in self._whole}
-        numbers = {k: float(v) for k, v in others.items() if _is_number(v)}
+        numbers = {k: float(v) for k, v in others.items() if np.ndim(v) == 0}
         rows = now.worker.exchange(metrics_row(now.worker.id, self._samples, numbers))
         if logs:
             logs.update({**self._whole, **job_metrics(rows, list(numbers))})
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Compare the states of all workers, as the other callbacks are about to end the ``fit``.
-
-        All workers call it, and each waits for all. On a newcomer that has skipped the fit, because
-        the job had done it before, nothing is compared.
+        """Compare the states of all workers, but for a newcomer that has skipped the fit.
 
         Raises:
             StateDiffers: the workers' states differ, also after a resync, and the job ends.
@@ -471,8 +382,6 @@ class KerasCallback(keras.callbacks.Callback):
 
 
 class _LastCallback(keras.callbacks.Callback):
-    """The callback that runs after all other callbacks of the `fit`."""
-
     def __init__(
         self, now: training.Training, writers: list[Writer], first: KerasCallback, history: Any
     ) -> None:
@@ -491,13 +400,11 @@ class _LastCallback(keras.callbacks.Callback):
         now.replica.track({NAME: self.states})
 
     def set_params(self, params: Any) -> None:
-        """Keep Keras' parameters of `fit`; a newcomer takes over the job's `verbose`."""
         super().set_params(params)
         self.states.verbose = params.get("verbose", 0)
-        self.states.told_verbose = self._show
+        self.states.on_verbose = self._show
 
     def _show(self, verbose: Any) -> None:
-        """Set the `verbose` of this `fit`'s progress bars: 0 (silent), 1 (bar) or 2 (lines)."""
         for writer in self._writers:
             if isinstance(writer, GatedProgress):
                 writer.set_params({**self.params, "verbose": verbose})
@@ -505,34 +412,30 @@ class _LastCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Warm up a newcomer, join the job, and set the epoch with which `fit` begins."""
         now, epochs = self._training, self.params["epochs"]
-        asked = TrainingLength.asked(epochs + now.fits.shift, now.steps.max_steps)
+        asked = TrainingLength.asked(epochs + now.fit_calls.shift, now.steps.max_steps)
         now.worker.loader.progress.length = asked
         begin = epochs  # where fit looks for the epoch to begin with; so many: it runs none
-        if not now.reduction.several:
+        if not now.reduction.is_multi:
             assert now.replica is not None
             now.replica.variables()  # builds the optimizer, alike on newcomers, before a first step
         try:
             if now.worker.warming_up:
                 self._warm_up()
-            self._describe()
+            if now.worker.is_shared and not now.reduction.is_multi:
+                # Newcomers compare names and shapes of their variables before they join.
+                assert now.replica is not None
+                now.worker.describe_model(now.replica.shapes)
             now.steps.enter()
             self.stopped = now.worker.loader.progress.fit_stopped
             if self.stopped:
                 logger.warning("%s", STOPPED.format(why=self.stopped))
             elif not now.steps.made_all_steps:
-                begin = now.fits.next_epoch
-            elif now.fits.is_fresh:  # else the job was resumed after its end
+                begin = now.fit_calls.next_epoch
+            elif now.fit_calls.is_fresh:  # else the job was resumed after its end
                 raise UsageError(STEPS_ARE_MADE.format(made=now.worker.step))
         except FitIsDone as error:
             self.passed = error.done
         self.model._initial_epoch = begin
-
-    def _describe(self) -> None:
-        """Let newcomers compare names and shapes of their variables before they join."""
-        now = self._training
-        if now.worker.is_shared and not now.reduction.several:
-            assert now.replica is not None
-            now.worker.describe_model(now.replica.shapes)
 
     def before_epoch(self, epoch: int) -> None:
         """Keep a copy of the job's state if this worker has joined in the midst of `epoch`."""
@@ -583,10 +486,10 @@ class _LastCallback(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Record this fit as done, with what callbacks have changed at its end, such as weights."""
         if self.passed:
-            self._training.fits.pass_over(self.passed, self.history)
+            self._training.fit_calls.pass_over(self.passed, self.history)
         else:  # a limit of updates may be raised when the job is resumed
             made_all = self._training.steps.made_all_steps
-            self._training.fits.end(self.history, "" if made_all else self.stopped)
+            self._training.fit_calls.end(self.history, "" if made_all else self.stopped)
 
     def _take_back(self) -> None:
         """Turn a `stop_training` that a callback has set into a request to all workers."""
@@ -599,7 +502,6 @@ class _LastCallback(keras.callbacks.Callback):
             self.model.stop_training = False
 
     def _stop(self, reason: str) -> None:
-        """Set `stop_training`, and log that all workers stop after this step."""
         self.model.stop_training, self.stopped = True, reason
         worker = self._training.worker
         message = training.STOP.format(step=worker.step, reason=reason)
@@ -620,13 +522,9 @@ class _LastCallback(keras.callbacks.Callback):
             now.feed.end()
 
 
-def _is_number(value: Any) -> bool:
-    return np.ndim(value) == 0
-
-
 def _build_all(now: training.Training, model: Any) -> None:
     """Create the variables of model and optimizer where a skipped fit has no first step for it."""
-    if not now.reduction.several:
+    if not now.reduction.is_multi:
         build_model(model, now.newest_dataset)
         assert now.replica is not None
         now.replica.variables()

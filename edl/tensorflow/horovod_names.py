@@ -1,6 +1,5 @@
 """Define the names of ``horovod.tensorflow`` that ``edl.tensorflow`` offers to Horovod scripts.
 
-``import horovod.tensorflow as hvd`` becomes ``import edl.tensorflow as hvd``.
 :func:`DistributedOptimizer`, :func:`DistributedGradientTape` and :func:`broadcast_variables` are
 edl's, for Keras 3. The collectives are Horovod's own, in the present ring; they fail when it
 breaks, and ``elastic.run`` deals with that. A newcomer that warms up is alone in a ring of one,
@@ -82,7 +81,6 @@ def _reducer(
     groups: Any,
     process_set: Any,
 ) -> Any:
-    """Return the function by which Horovod's tape and optimizers reduce gradients."""
     # Horovod's own sends IndexedSlices in groups with the shape of another gradient, and not with
     # gradient_predivide_factor; and it knows a variable in a group by a name that is not unique.
     factors = (1.0, 1.0)
@@ -95,7 +93,6 @@ def _reducer(
         "op": op,
         "process_set": process_set,
     }
-
     scaled = {**same, "prescale_factor": factors[0], "postscale_factor": factors[1]}
 
     def reduce(grads: list[Any], parts: tuple[tuple[int, ...], ...], generic: bool) -> list[Any]:
@@ -212,7 +209,6 @@ def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any
 
 @as_it_is
 def _checked(asked: inspect.BoundArguments) -> inspect.BoundArguments:
-    """Return the arguments of a function of Horovod, with groups of variables of TensorFlow."""
     if asked.arguments.get("op", Average) == Adasum:
         raise UsageError(f"op=Adasum is not there: {ADASUM}")
     if isinstance(groups := asked.arguments.get("groups"), list | tuple):
@@ -263,11 +259,10 @@ def _horovod_tape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
             )
         ]
 
-    def local_and_global(target: Any, sources: Sequence[Any], *more: Any, **others: Any) -> Any:
-        return divided(target, [plain(each) for each in sources], *more, **others)
-
     tape.register_local_source, tape.gradient = register_local_source, gradient
-    tape.get_local_and_global_gradients = local_and_global
+    tape.get_local_and_global_gradients = lambda target, sources, *more, **others: divided(
+        target, [plain(each) for each in sources], *more, **others
+    )
     return tape
 
 
@@ -297,7 +292,6 @@ def _keras_optimizer(
     scale_local_gradients: bool = True,
     use_locking: bool = False,
 ) -> Any:
-    """Let a Keras optimizer average its gradients over the workers before it applies them."""
     del average_aggregated_gradients  # says something of more than one backward pass
     del scale_local_gradients, use_locking  # of local variables; of TensorFlow 1
     if process_set is not global_process_set:
@@ -346,7 +340,6 @@ def _keras_optimizer(
 
 
 _keras_optimizer.__qualname__ = "DistributedOptimizer"  # in Python's own words of an argument
-
 
 __all__ = [
     "Adasum",

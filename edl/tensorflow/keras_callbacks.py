@@ -1,14 +1,13 @@
-"""Compute Keras' metrics of an epoch over the samples of all workers: :class:`EpochMetrics`.
+"""Let the callbacks and metrics of a Keras ``fit`` be those of the job.
 
-The state of a Keras metric is a sum over the batches, or several sums (a total and a count, a
-confusion matrix, true positives by threshold), and the result is computed from the state. So at the
-end of an epoch the workers add up their states, and Keras computes the job's result from the sums,
-the same on all workers: History, callbacks and logs have the numbers that one process would have.
-After a padding batch the states are set back to what they were before it.
-
-A user's own metric may keep something else, a maximum for example
-(:mod:`~edl.tensorflow.keras_callbacks`). The job's result of such a metric is the mean of
-the workers' results, weighted with their samples; a warning says so once.
+Four things: newcomers and checkpoints get what callbacks remember, an epoch's metrics are computed
+over the samples of all workers, callbacks run in an order that edl needs, and those that write do
+so on rank 0 only. The state of a Keras metric is a sum over the batches, or several sums (a total
+and a count, true positives by threshold), and its result is computed from them. So at the end of an
+epoch the workers add up their states, and History, callbacks and logs have the numbers that one
+process would have. After a padding batch the states are set back. The job's result of a metric that
+keeps something else, a maximum for example, is the mean of the workers' results, weighted with
+their samples; a warning says so once.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ import os
 import textwrap
 import weakref
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import product
+from typing import Any
 
 import keras
 import numpy as np
@@ -46,32 +46,20 @@ logger = logging.getLogger(__name__)
 
 
 # ------------------------------------------------------------
-# Share what the callbacks of a `fit` remember, by `CallbackStates`.
+# Share what the callbacks of a `fit` remember.
 #
-# Newcomers and checkpoints get the states. A callback with `state_dict()` and `load_state_dict()`
-# says itself what it remembers. Any other callback remembers the attributes that have changed since
-# its first `fit` began, if they are data (`values`). An attribute that a constructor has set and
-# training has not changed keeps the value of the script, also in a job that is resumed with other
-# settings. The model, functions and open files are not data. For other objects each worker keeps
-# its own value, and a log message says so.
-
-
-# ------------------------------------------------------------
-# Convert the values of attributes to data that can be sent, and back, and compare them.
-#
-# `taken` and `restored_value` convert, `value_fingerprint` compares. Data are None, booleans,
-# numbers, text, bytes, numpy arrays and scalars, TensorFlow's tensors, and lists, tuples, dicts,
-# sets and deques of these. Of an object that has variables (a `tf.Variable`, a metric, a model),
-# the values of the variables are sent, and are assigned to the variables of the object that the
-# receiver has in its place.
-
+# A callback with `state_dict()` and `load_state_dict()` says itself what it remembers. Any other
+# remembers the attributes that have changed since its first `fit` began, if they are data: None,
+# booleans, numbers, text, bytes, numpy arrays and scalars, TensorFlow's tensors, and lists, tuples,
+# dicts, sets and deques of these. Of an object that has variables (a `tf.Variable`, a metric, a
+# model) their values are sent, and assigned to the variables of the object that the receiver has in
+# its place. An attribute that a constructor has set and training has not changed keeps the value of
+# the script, also in a job that is resumed with other settings. The model, functions and open files
+# are not data. For other objects each worker keeps its own value, and a log message says so.
 
 PLAIN = (type(None), bool, int, float, str, bytes)
-
 _CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "deque": deque}
-
 SMALL_BYTES = 2**20
-
 NUMBERS = "biufc"  # kinds of arrays; of others those that TensorFlow has, as bfloat16
 
 
@@ -119,7 +107,17 @@ def restored_value(stored: Any, mine: Any) -> Any:
             plain(variable).assign(value)
         return mine
     if kind == "dict":
-        return _put_dict(items, mine)
+        before = dict(mine) if isinstance(mine, dict) else {}
+        keys = [restored_value(key, None) for key, _ in items]
+        made = {
+            key: restored_value(item, before.get(key))
+            for key, (_, item) in zip(keys, items, strict=True)
+        }
+        if not isinstance(mine, dict):
+            return made
+        mine.clear()
+        mine.update(made)
+        return mine
     old = list(mine) if isinstance(mine, (list, tuple)) and len(mine) == len(items) else None
     new = [restored_value(item, old[i] if old else None) for i, item in enumerate(items)]
     if kind == "tuple" or not isinstance(mine, _CONTAINERS[kind]):
@@ -132,21 +130,7 @@ def restored_value(stored: Any, mine: Any) -> Any:
     return mine
 
 
-def _put_dict(items: list[Any], mine: Any) -> Any:
-    old = dict(mine) if isinstance(mine, dict) else {}
-    keys = [restored_value(key, None) for key, _ in items]
-    new = {
-        key: restored_value(item, old.get(key)) for key, (_, item) in zip(keys, items, strict=True)
-    }
-    if not isinstance(mine, dict):
-        return new
-    mine.clear()
-    mine.update(new)
-    return mine
-
-
 def value_fingerprint(stored: Any) -> Any:
-    """Return a small value that is equal for equal values of `stored`."""
     if isinstance(stored, np.ndarray):
         return ("array", stored.dtype.name, stored.shape, zlib.crc32(bytes_of(stored).data))
     if isinstance(stored, dict):
@@ -154,10 +138,6 @@ def value_fingerprint(stored: Any) -> Any:
     if isinstance(stored, list):
         return [value_fingerprint(item) for item in stored]
     return repr(stored)  # nan is equal to itself here
-
-
-def is_small(stored: Any) -> bool:
-    return sum(array.nbytes for array in _arrays(stored)) <= SMALL_BYTES
 
 
 def _arrays(stored: Any) -> list[np.ndarray[Any, Any]]:
@@ -170,15 +150,11 @@ def _arrays(stored: Any) -> list[np.ndarray[Any, Any]]:
 
 
 NAME = "Keras callbacks"  # among the tracked objects; no keyword of edl.track can be that
-
 _KEPT_OUT = {"_model", "model", "params"}
-
 _MISSING: Any = object()
 
 
 class _Memory:
-    """A memory of one callback, over all its fits: it reads and restores the callback's state."""
-
     def __init__(self, callback: Any, model: Any) -> None:
         self._of = weakref.ref(callback)
         self.name = type(callback).__name__
@@ -193,16 +169,14 @@ class _Memory:
                 if (stored := self._taken(name, value)) is _MISSING:
                     continue
                 self._prints[name] = value_fingerprint(stored)
-                if is_small(stored):
+                if sum(array.nbytes for array in _arrays(stored)) <= SMALL_BYTES:
                     self._first[name] = stored
 
     @property
     def callback(self) -> Any:
-        """The callback whose state this is; None if it is deleted."""
         return self._of()
 
     def is_of(self, model: Any) -> None:
-        """Set the model of the callback's fit, whose variables are no part of its state."""
         self._models = {id(plain(each)) for each in variables_of(model) or []}
 
     def state(self) -> Any:
@@ -228,7 +202,10 @@ class _Memory:
                 or "variables" not in stored
                 or hasattr(self.callback, name)
             ):
-                setattr(self.callback, name, self._put(name, stored))
+                value = restored_value(stored, getattr(self.callback, name, None))
+                if isinstance(self.callback, MonitorCallback) and name == "min_delta":
+                    value = -value if self.callback.monitor_op is keras.ops.less else value
+                setattr(self.callback, name, value)
 
     def _attributes(self) -> list[tuple[str, Any]]:
         return [pair for pair in vars(self.callback).items() if pair[0] not in _KEPT_OUT]
@@ -241,18 +218,21 @@ class _Memory:
             return _MISSING
         try:
             return taken(value)
-        except NoData as what:
-            self._warn_once(name, value, what)
+        except NoData as kind:  # log once that each worker keeps its own, if training has set it
+            expected = callable(value) or isinstance(value, (io.IOBase, logging.Logger))
+            is_first = self._objects.get(name, _MISSING) is value
+            if not (expected or is_first or name in self._warned):
+                self._warned.add(name)
+                logger.warning(
+                    "%s.%s is of type %s and does not follow the job: each worker has its own; if "
+                    "that is wrong, give the class state_dict() and load_state_dict()",
+                    self.name,
+                    name,
+                    kind,
+                )
             return _MISSING
 
-    def _put(self, name: str, stored: Any) -> Any:
-        mine = restored_value(stored, getattr(self.callback, name, None))
-        if isinstance(self.callback, MonitorCallback) and name == "min_delta":
-            return -mine if self.callback.monitor_op is keras.ops.less else mine
-        return mine
-
     def _is_of_the_model(self, value: Any) -> bool:
-        """Return whether `value` is the model, or layers or weights of it, alone or in a list."""
         if isinstance(value, PLAIN):
             return False
         if isinstance(value, (list, tuple)) and value:
@@ -260,25 +240,8 @@ class _Memory:
         found = variables_of(plain(value))
         return bool(found) and self._models.issuperset(id(plain(each)) for each in found or [])
 
-    def _warn_once(self, name: str, value: Any, what: NoData) -> None:
-        """Log once that each worker keeps its own value of an attribute, if training has set it."""
-        # The text of `what` is the type that cannot be sent.
-        expected = callable(value) or isinstance(value, (io.IOBase, logging.Logger))
-        if expected or name in self._warned or self._objects.get(name, _MISSING) is value:
-            return
-        self._warned.add(name)
-        logger.warning(
-            "%s.%s is of type %s and does not follow the job: each worker has its own; if that is "
-            "wrong, give the class state_dict() and load_state_dict()",
-            self.name,
-            name,
-            what,
-        )
-
 
 class CallbackStates:
-    """The states of all callbacks of a `fit`, for newcomers and checkpoints; one for all fits."""
-
     edl_compared = False  # a callback may remember times and other numbers of its worker's own
 
     def __init__(self, worker: Worker) -> None:
@@ -290,26 +253,21 @@ class CallbackStates:
         self.verbose: Any = 0  # of the job's `fit`: 0, 1 or 2
         self.begun = -1  # Keras' newest epoch in this fit whose `on_epoch_begin` was called
         self.received: dict[str, Any] = {}  # what `load_state_dict` was given last
-        self.told_verbose: Callable[[Any], None] = lambda _verbose: None  # of the job
+        self.on_verbose: Callable[[Any], None] = lambda _verbose: None  # of the job
 
     def follow(self, callbacks: Sequence[Any], remembers: Sequence[bool], model: Any) -> None:
-        """Hold the states of the callbacks of a new fit, in place of those of the last fit."""
         # Of one that does not remember only the class is compared between workers.
         self._callbacks = list(callbacks)
         self._names = [type(callback).__name__ for callback in callbacks]
-        self._memories = [
-            self._memory_of(callback, model) if kept else None
-            for callback, kept in zip(callbacks, remembers, strict=True)
-        ]
-        self.begun = -1
-
-    def _memory_of(self, callback: Any, model: Any) -> _Memory:
-        memory = self._known.get(id(callback))
-        if memory is None:
-            self._known[id(callback)] = memory = _Memory(callback, model)
-            weakref.finalize(callback, self._known.pop, id(callback), None)
-        memory.is_of(model)
-        return memory
+        self._memories, self.begun = [], -1
+        for callback, kept in zip(callbacks, remembers, strict=True):
+            memory = self._known.get(id(callback)) if kept else None
+            if kept and memory is None:
+                self._known[id(callback)] = memory = _Memory(callback, model)
+                weakref.finalize(callback, self._known.pop, id(callback), None)
+            if memory is not None:
+                memory.is_of(model)
+            self._memories.append(memory)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -326,7 +284,7 @@ class CallbackStates:
             self._refuse(state["names"])
         if self._worker.warming_up or not saved:
             self.verbose = state["verbose"]
-            self.told_verbose(self.verbose)
+            self.on_verbose(self.verbose)
         self.begun, self.received = int(state["begun"]), state
         theirs = list(zip(state["names"], state["states"], strict=True))
         for name, memory in zip(self._names, self._memories, strict=True):
@@ -341,34 +299,23 @@ class CallbackStates:
     def _refuse(self, theirs: Sequence[str]) -> None:
         """Raise UsageError on a newcomer that has other callbacks; else the whole job fails."""
         mine, worker = self._names, self._worker
-        here = _without(mine, theirs)
-        there = _without(theirs, mine)
-        if here:
-            what = f"only w{worker.id} was given {here[0]}"
-        elif there:
-            what = f"w{worker.id} was not given {there[0]}"
+        if here := [*(Counter(mine) - Counter(theirs)).elements()]:
+            difference = f"only w{worker.id} was given {here[0]}"
+        elif there := [*(Counter(theirs) - Counter(mine)).elements()]:
+            difference = f"w{worker.id} was not given {there[0]}"
         else:
-            what = f"w{worker.id} has them in the order {', '.join(mine)}"
+            difference = f"w{worker.id} has them in the order {', '.join(mine)}"
         sentence = (
-            f"the Keras callbacks differ between workers: {what}, unlike the others; give it to "
-            "all workers, in the same order; edl lets only rank 0 write"
+            f"the Keras callbacks differ between workers: {difference}, unlike the others; give it "
+            "to all workers, in the same order; edl lets only rank 0 write"
         )
         if worker.warming_up:
             raise UsageError(sentence)
         worker.checkpointing.fail(sentence)
 
 
-def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Return a copy of `names` without `others`; each of these removes one equal name."""
-    left = list(names)
-    for name in others:
-        if name in left:
-            left.remove(name)
-    return left
-
-
 # ------------------------------------------------------------
-# Decide whether the state of a Keras metric is a sum over the batches: `is_additive`.
+# Decide whether the state of a Keras metric is a sum over the batches.
 #
 # The states of Keras' own metrics are taken for such sums. The source code of a user's metric is
 # read: `update_state`, and the methods that it calls, may use a variable of the state only to add
@@ -377,23 +324,19 @@ def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:
 # code that is not understood. The attribute `edl_additive` (True or False) of a metric's class
 # overrules this.
 
-
 ADDITIONS = {"assign_add", "assign_sub", "update_state"}  # the last one: of a metric inside it
-
 HARMLESS = {"shape", "dtype", "name", "ndim"}  # attributes of a variable that are not its value
 
 
 def is_additive(metric: Any) -> bool:
-    """Return whether the state of `metric` is a sum, so that states of workers can be added."""
-    said = getattr(type(metric), "edl_additive", None)
-    if said is not None:
-        return bool(said)
+    declared = getattr(type(metric), "edl_additive", None)
+    if declared is not None:
+        return bool(declared)
     inner = [each for each in getattr(metric, "_metrics", ()) if each is not metric]
     return _only_adds(metric) and all(map(is_additive, inner))
 
 
 def _only_adds(metric: Any) -> bool:
-    """Return whether the code of `metric` changes the variables of its state by adding only."""
     own = []  # classes that are not Keras', which are taken to add only
     for kind in type(metric).__mro__:
         if kind.__module__.partition(".")[0] == "keras":
@@ -442,22 +385,24 @@ def _parsed(function: Any) -> ast.FunctionDef | None:
 
 
 def _own_attributes(tree: ast.AST) -> Iterator[ast.Attribute]:
-    """Yield each expression `self.name` in the syntax tree `tree`."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and _is_self(node.value):
+        owner = node.value if isinstance(node, ast.Attribute) else None
+        if isinstance(node, ast.Attribute) and isinstance(owner, ast.Name) and owner.id == "self":
             yield node
 
 
-def _is_self(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id == "self"
-
-
 def _uses_state(method: ast.FunctionDef, metric: Any) -> bool:
-    """Return whether `method` uses variables of `metric` for more than adding to them."""
     allowed: set[int] = set()
     for node in ast.walk(method):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            allowed |= _added_to(node, node.func)
+            target = node.func.value  # the variable, to which this call may add
+            if node.func.attr in ADDITIONS:
+                allowed.add(id(_bare(target)))
+                continue
+            is_assign = node.func.attr == "assign" and node.args
+            term = _addend(node.args[0], ast.dump(target)) if is_assign else None
+            if term is not None:
+                allowed |= {id(_bare(target)), id(_bare(term))}
         elif isinstance(node, ast.Attribute) and node.attr in HARMLESS:
             allowed.add(id(_bare(node.value)))
         elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
@@ -469,17 +414,6 @@ def _uses_state(method: ast.FunctionDef, metric: Any) -> bool:
         id(node) not in allowed and _has_variables(getattr(metric, node.attr, None))
         for node in _own_attributes(method)
     )
-
-
-def _added_to(call: ast.Call, function: ast.Attribute) -> set[int]:
-    """Return the `id()` of the nodes that stand for the variable to which a call adds, if any."""
-    target = function.value
-    if function.attr in ADDITIONS:
-        return {id(_bare(target))}
-    term = (
-        _addend(call.args[0], ast.dump(target)) if function.attr == "assign" and call.args else None
-    )
-    return set() if term is None else {id(_bare(target)), id(_bare(term))}
 
 
 def _addend(value: ast.AST, target: str) -> ast.AST | None:
@@ -502,7 +436,6 @@ def _bare(node: ast.AST) -> ast.AST:
 
 
 def _has_variables(value: Any) -> bool:
-    """Return whether `value`, an attribute of a metric, is or contains a variable."""
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, list | tuple):
@@ -515,28 +448,22 @@ UNKNOWN = (
     "the mean of the workers' results; if it is one, set edl_additive = True in its class"
 )
 
-State = list[Any]
-
 
 class EpochMetrics:
-    """The metrics of a model that `fit` trains, combined over the samples of all workers."""
-
     def __init__(self, model: Any) -> None:
         self._model = model
         self._before: dict[int, Any] | None = None  # states before a padding batch
         self._shown: dict[str, Any] | None = None  # results with a padding batch, as Keras has them
-        self._told: set[str] = set()  # metrics that are no sums
+        self._warned: set[str] = set()  # metrics that are no sums
         self._replaced: list[Any] = []  # metrics whose result is the job's mean for now
 
     def begin_batch(self, weight: int) -> None:
-        """Remember the states of the metrics before a padding batch."""
         self._shown = None
         if weight == 0:
             variables = self._variables()
             self._before = dict(zip(map(id, variables), _read(variables), strict=True))
 
     def end_batch(self) -> None:
-        """Restore the states of the metrics after a padding batch, which must not count in them."""
         before, self._before = self._before, None
         if before is None:
             return
@@ -545,7 +472,6 @@ class EpochMetrics:
             variable.assign(before.get(id(variable), np.zeros(variable.shape, variable.dtype)))
 
     def results(self) -> dict[str, Any]:
-        """Return the present results of all metrics by name: floats, or arrays."""
         found: dict[str, Any] = {}
         for name, value in self._model.get_metrics_result().items():
             found.update(value if isinstance(value, Mapping) else {name: value})
@@ -565,8 +491,8 @@ class EpochMetrics:
             return job
         sources = {name: _source(name, logs[name], own) for name in sorted(logs)}
         # A number may equal a metric's by chance on some workers, after one batch for example.
-        said = worker.exchange([float(source is not None) for source in sources.values()])
-        on_all = [all(each) for each in zip(*said, strict=True)]
+        answers = worker.exchange([float(source is not None) for source in sources.values()])
+        on_all = [all(each) for each in zip(*answers, strict=True)]
         return {
             name: job[source]
             for (name, source), agreed in zip(sources.items(), on_all, strict=True)
@@ -578,11 +504,8 @@ class EpochMetrics:
         self.restore()
         metrics = _leaves(self._model.metrics)
         sums = [metric for metric in metrics if is_additive(metric)]
-        variables = [variable for metric in sums for variable in metric.variables]
-        state = [value.astype(_wide(value.dtype)) for value in _read(variables)]
-        added = _added(worker.exchange_bytes(b"".join(value.tobytes() for value in state)), state)
-        for variable, value in zip(variables, added, strict=True):
-            variable.assign(value.astype(_numpy_type(variable)))
+        variables, state, payload = self._states(sums)
+        self._assign(variables, _added(worker.exchange_bytes(payload), state))
         for metric in metrics:
             if not any(metric is one for one in sums):
                 self._take_mean(metric, worker, samples)
@@ -590,16 +513,24 @@ class EpochMetrics:
     def hand_over(self, worker: Worker, leaving: frozenset[int]) -> None:
         """Add the sums of workers that leave to those of the lowest rank that stays."""
         sums = [metric for metric in _leaves(self._model.metrics) if is_additive(metric)]
-        variables = [variable for metric in sums for variable in metric.variables]
-        state = [value.astype(_wide(value.dtype)) for value in _read(variables)]
-        mine = b"".join(value.tobytes() for value in state)
+        variables, state, mine = self._states(sums)
         members = worker.loader.progress.members
         payloads = worker.exchange_bytes(mine if worker.id in leaving else b"")
         heir = next(member for member in members if member not in leaving)
         if worker.id == heir:
             handed = [payload for payload in payloads if payload]
-            for variable, value in zip(variables, _added([mine, *handed], state), strict=True):
-                variable.assign(value.astype(_numpy_type(variable)))
+            self._assign(variables, _added([mine, *handed], state))
+
+    @staticmethod
+    def _states(metrics: list[Any]) -> tuple[list[Any], list[Any], bytes]:
+        variables = [variable for metric in metrics for variable in metric.variables]
+        state = [value.astype(_wide(value.dtype)) for value in _read(variables)]
+        return variables, state, b"".join(value.tobytes() for value in state)
+
+    @staticmethod
+    def _assign(variables: list[Any], values: list[Any]) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value.astype(np.asarray(variable).dtype))
 
     def restore(self) -> None:
         """Let each metric that is no sum compute its result from its own state again."""
@@ -609,8 +540,8 @@ class EpochMetrics:
 
     def _take_mean(self, metric: Any, worker: Worker, samples: int) -> None:
         """Let `metric.result()` be the mean of all workers' results, weighted by their samples."""
-        if metric.name not in self._told:
-            self._told.add(metric.name)
+        if metric.name not in self._warned:
+            self._warned.add(metric.name)
             if worker.rank == 0 and worker.is_shared:
                 logger.warning(UNKNOWN, metric.name)
         own = metric.result()
@@ -655,7 +586,7 @@ def _is_same(one: Any, other: Any) -> bool:
         return False
 
 
-def _read(variables: Sequence[Any]) -> State:
+def _read(variables: Sequence[Any]) -> list[Any]:
     return [np.asarray(variable) for variable in variables]
 
 
@@ -663,12 +594,7 @@ def _wide(kind: Any) -> Any:
     return np.int64 if np.issubdtype(kind, np.integer) or kind == np.bool_ else np.float64
 
 
-def _numpy_type(variable: Any) -> Any:
-    return np.asarray(variable).dtype
-
-
-def _added(payloads: Sequence[bytes], like: State) -> State:
-    """Return the sums of the workers' states, the bytes of arrays with the form of `like`."""
+def _added(payloads: Sequence[bytes], like: list[Any]) -> list[Any]:
     if len({len(payload) for payload in payloads}) > 1:
         raise UsageError(
             "the metrics of the workers have states of different sizes; compile the model with the "
@@ -687,15 +613,12 @@ def _added(payloads: Sequence[bytes], like: State) -> State:
 # ------------------------------------------------------------
 # Put the callbacks of a `fit` in the order that edl needs, and refuse those that cannot work.
 #
-# Keras makes the list of callbacks inside of `fit`, and gives no access to it. So `watch_lists`
-# changes the class of the list once, for the process: a list that has a `KerasCallback` is put in
-# order before its callbacks are told of the model. Other lists are left alone.
-#
-# Keras numbers the batches that this process has taken in the epoch. A worker that joins in the
-# midst of an epoch would begin at 0, and a callback that computes a learning rate from the number
-# would set another rate there than on the others. So the callbacks get the job's number of the
-# batch.
-
+# Keras makes the list of callbacks inside of `fit`, and gives no access to it. So the class of the
+# list is changed once, for the process: a list that has a `KerasCallback` is put in order before
+# its callbacks get the model. Keras numbers the batches that this process has taken in the epoch. A
+# worker that joins in the midst of an epoch would begin at 0, and a callback that computes a
+# learning rate from the number would set another rate there. So callbacks get the job's number of
+# the batch.
 
 _REFUSED: dict[type, str] = {
     keras.callbacks.BackupAndRestore: (
@@ -714,25 +637,6 @@ _REFUSED: dict[type, str] = {
 Arrange = Callable[[Any, list[Any], Any], list[Any]]  # (edl's callback, the others, model)
 
 
-class Numbering(Protocol):
-    """What gives Keras' list of callbacks the job's numbers of the batches: `KerasCallback`."""
-
-    batch: int  # the index in its epoch, from 0, of the batch that was handed out last
-
-    def begin_batch(self) -> int:
-        """Begin a step of the job with the next batch; return its index in the epoch, from 0."""
-
-    @property
-    def is_within_step(self) -> bool:
-        """Whether more batches follow in the open step, which other callbacks are told of once."""
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """End a batch of the open step, of which other callbacks are not told."""
-
-    def with_steps(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of Keras' parameters of `fit`, with the job's steps of an epoch."""
-
-
 @functools.cache
 def watch_lists(kind: type[Any], arrange: Arrange) -> None:
     plain = keras.callbacks.CallbackList.set_model
@@ -743,7 +647,10 @@ def watch_lists(kind: type[Any], arrange: Arrange) -> None:
             if len(ours) > 1:
                 raise UsageError("fit was given two edl.KerasCallback(); give it one")
             others = [callback for callback in self.callbacks if callback is not ours[0]]
-            _check(others)
+            for callback, (refused, reason) in product(others, _REFUSED.items()):
+                if isinstance(callback, refused):
+                    name = type(callback).__name__
+                    raise UsageError(f"fit was given keras.callbacks.{name}: {reason}")
             self.callbacks = arrange(ours[0], others, model)
             _number_batches(self, ours[0])
             self._async_train = False  # steps are begun and ended in the thread that trains
@@ -752,13 +659,10 @@ def watch_lists(kind: type[Any], arrange: Arrange) -> None:
     keras.callbacks.CallbackList.set_model = set_model
 
 
-def _number_batches(callbacks: Any, job: Numbering) -> None:
-    """Let each batch of Keras' list begin a step of the job, with the job's number of it."""
-    plain_begin, plain_end, params = (
-        callbacks.on_train_batch_begin,
-        callbacks.on_train_batch_end,
-        callbacks.set_params,
-    )
+def _number_batches(callbacks: Any, job: Any) -> None:
+    """Let each batch of Keras' list begin a step of `job`, the KerasCallback, with its number."""
+    plain_begin, plain_end = callbacks.on_train_batch_begin, callbacks.on_train_batch_end
+    params = callbacks.set_params
 
     def begin(_: int, logs: Any = None) -> None:
         goes_on = job.is_within_step  # with logical workers: the batches of a step are told as one
@@ -783,20 +687,11 @@ def with_progress(others: list[Any]) -> list[Any]:
     return [*others, ProgbarLogger()]
 
 
-def _check(callbacks: list[Any]) -> None:
-    for callback in callbacks:
-        for kind, why in _REFUSED.items():
-            if isinstance(callback, kind):
-                name = type(callback).__name__
-                raise UsageError(f"fit was given keras.callbacks.{name}: {why}")
-
-
 # ------------------------------------------------------------
 # Build and read the rows of floats, equal in length, that workers exchange when an epoch ends.
 #
 # One has the worker's id, its samples, a checksum of the metrics' names in order, the metrics, and
 # zeros; the other its id, whether it wants to stop, and whether it is rank 0 and has written files.
-
 
 ROOM = 32  # for metrics in a row; with more of them, as much again
 
@@ -810,7 +705,6 @@ def metrics_row(worker: int, samples: int, metrics: Mapping[str, float]) -> list
 
 
 def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[str, float]:
-    """Return the means over the workers, weighted with their samples; `names` are this worker's."""
     odd = [f"w{row[0]:.0f}" for row in rows if row[2] != rows[0][2]]
     if odd:
         raise UsageError(
@@ -823,8 +717,6 @@ def job_metrics(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[s
 
 @dataclass(frozen=True)
 class Met:
-    """An agreement of all workers at the end of an epoch."""
-
     stop: str  # why all stop; empty when they do not
     written: bool  # rank 0 had written what there was to write
 
@@ -834,7 +726,6 @@ def end_row(worker: int, wants_to_stop: bool, wrote: bool) -> list[float]:
 
 
 def met(rows: Sequence[Sequence[float]]) -> Met:
-    """Return what the rows of all workers say: all stop if one wants to."""
     stops, reason = stopping([int(row[0]) for row in rows if row[1]])
     return Met(stop=reason if stops else "", written=any(row[2] for row in rows))
 
@@ -846,7 +737,6 @@ def met(rows: Sequence[Sequence[float]]) -> Met:
 # makes it, so when rank 0 dies, its successor continues. Until all workers have exchanged rows at
 # the end of an epoch (`met`), each worker keeps the numbers that are to be written, so that it can
 # write them if rank 0 dies before it does.
-
 
 _HOOKS = [
     f"on_{what}_{when}"
@@ -862,12 +752,10 @@ class Writer(keras.callbacks.Callback):
 
     def __init__(self, callback: Any, worker: Worker) -> None:
         super().__init__()
-        self.callback = callback
-        self._worker = worker
+        self.callback, self._worker = callback, worker
 
     @property
     def writes(self) -> bool:
-        """Whether this worker is rank 0 at the moment, and so writes."""
         return self._worker.rank == 0 and not self._worker.warming_up
 
     def set_params(self, params: Any) -> None:
@@ -880,8 +768,6 @@ class Writer(keras.callbacks.Callback):
 
 
 class Gated(Writer):
-    """A writer that calls the hooks of its callback on rank 0 only."""
-
     def __init__(self, callback: Any, worker: Worker) -> None:
         super().__init__(callback, worker)
         self._begun = False
@@ -946,17 +832,9 @@ class Gated(Writer):
         """Write the callback's buffered output to its files, in a subclass; here do nothing."""
 
 
-def _forwarding(name: str) -> Callable[..., None]:
-
-    def on(self: Gated, *arguments: Any, **named: Any) -> None:
-        self.hook(name, *arguments, **named)
-
-    return on
-
-
 for _name in _HOOKS:
     if _name not in vars(Gated):
-        setattr(Gated, _name, _forwarding(_name))
+        setattr(Gated, _name, functools.partialmethod(Gated.hook, _name))
 
 
 class GatedCSV(Gated):
@@ -1012,8 +890,6 @@ class GatedTensorBoard(Gated):
 
 
 class GatedProgress(Gated):
-    """A writer for Keras' progress bar."""
-
     callback: ProgbarLogger
 
     def __init__(self, callback: Any, worker: Worker) -> None:
@@ -1060,7 +936,6 @@ class Saver(Writer):
             callback._should_save_model = should_save
 
     def _save(self, epoch: int, batch: int | None, logs: Any) -> None:
-        """Let the callback save the model now; it has decided to."""
         decides = self.callback._should_save_model
         self.callback._should_save_model = lambda *_: True
         try:
@@ -1076,28 +951,21 @@ class Saver(Writer):
         self._unsaved = None
         self.callback.on_epoch_end(epoch, logs)
 
+    def hook(self, name: str, *arguments: Any, **named: Any) -> None:
+        getattr(self.callback, name)(*arguments, **named)
+
     def met(self, written: bool) -> None:
         unsaved, self._unsaved = self._unsaved, None
         if unsaved is not None and not written and self.writes:
             unsaved()
 
 
-def _passing(name: str) -> Callable[..., None]:
-
-    def on(self: Saver, *arguments: Any, **named: Any) -> None:
-        getattr(self.callback, name)(*arguments, **named)
-
-    return on
-
-
 for _name in _HOOKS:
     if _name not in vars(Saver):
-        setattr(Saver, _name, _passing(_name))
+        setattr(Saver, _name, functools.partialmethod(Saver.hook, _name))
 
 
 class _Unsaved:
-    """A wrapper of the model whose save methods save on rank 0 only."""
-
     _SAVES = ("save", "save_weights", "export")
 
     def __init__(self, model: Any, saver: Saver) -> None:
@@ -1117,9 +985,7 @@ class _Unsaved:
 
 
 _SENT = "_edl_sent"  # an attribute of a callback
-
 _BASES = (object, keras.callbacks.Callback, keras.callbacks.LambdaCallback)
-
 WRITERS: list[tuple[type, type[Writer]]] = [
     (keras.callbacks.ModelCheckpoint, Saver),
     (keras.callbacks.CSVLogger, GatedCSV),
@@ -1134,7 +1000,11 @@ def standing_in(callback: Any, worker: Worker) -> Writer | None:
     for kind, writer in WRITERS:
         if isinstance(callback, kind):
             return writer(callback, worker)
-    if not getattr(callback, _SENT, False) or _acts_on_training(callback):
+    # Those of Keras and edl, such as EarlyStopping, change the training, as all workers must, or
+    # write nothing.
+    kinds = [kind for kind in type(callback).__mro__ if kind not in _BASES]
+    packages = {kind.__module__.partition(".")[0] for kind in kinds}
+    if not getattr(callback, _SENT, False) or not packages.isdisjoint(("keras", "edl")):
         return None
     gated = Gated(callback, worker)
     gated.remembers = True
@@ -1142,7 +1012,6 @@ def standing_in(callback: Any, worker: Worker) -> Writer | None:
 
 
 def has_writer(callback: Any) -> bool:
-    """Return whether `callback`, given to all workers, is let write on rank 0 only."""
     return isinstance(callback, tuple(kind for kind, _ in WRITERS))
 
 
@@ -1150,12 +1019,3 @@ def mark_as_sent(callback: Any) -> Any:
     """Mark a callback as a copy of one that the script gives to rank 0 only, and return it."""
     setattr(callback, _SENT, True)
     return callback
-
-
-def _acts_on_training(callback: Any) -> bool:
-    # Those of Keras and edl, such as EarlyStopping, change the training, as all workers must, or
-    # write nothing.
-    packages = {
-        kind.__module__.partition(".")[0] for kind in type(callback).__mro__ if kind not in _BASES
-    }
-    return not packages.isdisjoint(("keras", "edl"))

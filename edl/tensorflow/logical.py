@@ -1,14 +1,11 @@
 """Make a step of logical workers the same, bit for bit, however many workers run them.
 
 A job with logical workers (the setting ``logical``) trains one microbatch for each of them in each
-step. :class:`LogicalReduction` keeps their gradients apart until the step ends, and then computes
-the exact means (:mod:`edl.binding.exact`). :class:`LogicalBuffers` lets each logical worker
-begin with the same values of the variables that a forward pass changes (BatchNorm's averages); at
-the end of the step each of them is the mean over all logical workers.
-
-A ``tf.function`` calls back into Python for this, once, when all of its gradients are computed and
-its forward pass has written its variables (:func:`written_before`). The random generators are
-seeded for each logical worker by :mod:`edl.tensorflow.logical`.
+step. Their gradients are kept apart until the step ends, and then the exact means are computed
+(:mod:`edl.binding.exact`). Each begins with the same values of the variables that a forward pass
+changes (BatchNorm's averages); at the end of the step each of these is the mean over all of them. A
+``tf.function`` calls back into Python for this, once, when all of its gradients are computed and
+its forward pass has written its variables.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -59,26 +56,23 @@ from edl.worker.worker import Worker
 # Seed TensorFlow's random generators for each logical worker, and refuse those that cannot be.
 #
 # The numbers of a logical worker must not depend on the worker that runs it, and so on nothing that
-# was drawn before. `LogicalSeeder` sets each generator anew: the states of Keras' layers and of
-# `SeedGenerator`, and TensorFlow's global seed for eager operations. An operation in a graph keeps
-# the seed with which it was traced, and a state that nobody can set. The same holds for a
-# `tf.random.Generator`. `watch_draws` refuses them where they are made or used, and `refuse_draws`
-# in a graph that came from elsewhere.
-
+# was drawn before. Each generator is set anew: the states of Keras' layers and of `SeedGenerator`,
+# and TensorFlow's global seed for eager operations. An operation in a graph keeps the seed with
+# which it was traced, and a state that nobody can set, and so does a `tf.random.Generator`: they
+# are refused where they are made or used, and in a graph that came from elsewhere.
 
 REFUSED = (
-    "{what}, whose random numbers depend on what this worker has drawn before, and so on which "
+    "{drawing}, whose random numbers depend on what this worker has drawn before, and so on which "
     "logical workers it runs; draw them by keras.random or a layer of Keras, or leave out --logical"
 )
 
 IN_GRAPH = "a tf.function draws by an operation of TensorFlow's (tf.random, tf.nn.dropout)"
-
 GENERATOR = "the script draws by a tf.random.Generator"
 
 IN_SOURCE = (
-    "the data source draws by {what}, and it is read while a training step may draw, too; draw "
-    "there by Python's random or NumPy, which edl seeds for each logical worker's batch, or leave "
-    "out --logical"
+    "the data source draws by {generator}, and it is read while a training step may draw, too; "
+    "draw there by Python's random or NumPy, which edl seeds for each logical worker's batch, or "
+    "leave out --logical"
 )
 
 NEW = (
@@ -93,15 +87,11 @@ IN_MAP = (
 )
 
 _OF_TF_DATA = "Dataset_"  # the names of graphs of functions given to a tf.data.Dataset begin so
-
 _CALLS_OR_WRITES = ("PyFunc", "EagerPyFunc", "Assign")  # how kinds of operations begin
-
 _drawn: set[int] = set()  # the global seeds with which eager operations were made
 
 
 class _Reader(threading.local):
-    """A flag of each thread: whether the thread is loading a batch of a logical worker."""
-
     loads = False
 
 
@@ -109,8 +99,6 @@ _reader = _Reader()
 
 
 class LogicalSeeder(Seeder):
-    """The random generators of TensorFlow and Keras, seeded from one number alone."""
-
     def __init__(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
         super().__init__(variables)
         self._seeded: set[int] = set()  # ids of variables
@@ -132,12 +120,10 @@ class LogicalSeeder(Seeder):
                 state.assign(seed_state(derived_seed(seed, name), state))
 
     def check(self) -> None:
-        """Raise UsageError if a generator of Keras exists that `seed` has not seeded."""
         if any(id(state) not in self._seeded for _, state in self._states()):
             raise UsageError(NEW)
 
     def _states(self) -> Iterator[tuple[str, Any]]:
-        """Yield a name and the variable of each generator of Keras in this process."""
         known = set()
         for name, variable in self._variables():
             if is_seed(name):
@@ -172,31 +158,29 @@ def watch_draws() -> None:
     @functools.wraps(get_seed)
     def seeds(op_seed: Any) -> Any:
         if _has_logical():
-            _refuse_reader("tf.random")
+            _check_reader("tf.random")
             if tf.executing_eagerly():
                 _drawn.add(int(context.global_seed() or 0))
-            elif not _is_of_data(tf.compat.v1.get_default_graph()):
-                raise UsageError(REFUSED.format(what=IN_GRAPH))
+            else:  # not in, or inside of, a function given to a `tf.data.Dataset`
+                graph = tf.compat.v1.get_default_graph()
+                while graph is not None:
+                    if str(getattr(graph, "name", "")).startswith(_OF_TF_DATA):
+                        return get_seed(op_seed)
+                    graph = getattr(graph, "outer_graph", None)
+                raise UsageError(REFUSED.format(drawing=IN_GRAPH))
         return get_seed(op_seed)
 
     @functools.wraps(of_keras)
     def next_of_keras(*arguments: Any, **named: Any) -> Any:
-        _refuse_reader("keras.random, or a layer of Keras")
+        _check_reader("keras.random, or a layer of Keras")
         return of_keras(*arguments, **named)
 
     random_seed.get_seed, SeedGenerator.next = seeds, next_of_keras
     for name in ("skip", "binomial"):  # all others call skip
-        setattr(generator, name, _refusing(getattr(generator, name)))
+        setattr(generator, name, _checking(getattr(generator, name)))
 
 
-def refuse_draws(definition: Any) -> None:
-    """Refuse a `GraphDef` with random operations that have a state of their own."""
-    for kind in drawing_kinds(definition):
-        raise UsageError(REFUSED.format(what=f"a tf.function draws by {kind}"))
-
-
-def refuse_unlike(mapped: Any) -> None:
-    """Refuse the result of `map` if its function may make something else of the same samples."""
+def check_deterministic(mapped: Any) -> None:
     function = getattr(mapped, "_map_func", None)
     if function is None:
         return
@@ -206,37 +190,24 @@ def refuse_unlike(mapped: Any) -> None:
         raise UsageError(IN_MAP.format(kind=kind))
 
 
-def _refuse_reader(what: str) -> None:
+def _check_reader(generator: str) -> None:
     if _reader.loads:
-        raise UsageError(IN_SOURCE.format(what=what))
+        raise UsageError(IN_SOURCE.format(generator=generator))
 
 
-def _refusing(method: Any) -> Any:
+def _checking(method: Any) -> Any:
 
     @functools.wraps(method)
-    def refusing(*arguments: Any, **named: Any) -> Any:
+    def checked(*arguments: Any, **named: Any) -> Any:
         if _has_logical():
-            _refuse_generator()
+            raise UsageError(REFUSED.format(drawing=GENERATOR))
         return method(*arguments, **named)
 
-    return refusing
-
-
-def _refuse_generator() -> NoReturn:
-    raise UsageError(REFUSED.format(what=GENERATOR))
+    return checked
 
 
 def _has_logical() -> bool:
     return is_initialized() and current_worker().logical > 0
-
-
-def _is_of_data(graph: Any) -> bool:
-    """Return whether `graph` is of, or inside of, a function given to a `tf.data.Dataset`."""
-    while graph is not None:
-        if str(getattr(graph, "name", "")).startswith(_OF_TF_DATA):
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
 
 
 SEEDS_DIFFER = (
@@ -276,8 +247,6 @@ ONE_MODEL = (
 
 
 class _TensorSpec(NamedTuple):
-    """The shape and type that a mean is to have."""
-
     shape: tuple[int, ...]
     dtype: Any
 
@@ -298,7 +267,6 @@ class _Arrays:
         return sums
 
     def means(self, rows: Sequence[Summands], sums: Array) -> list[Array]:
-        """Return the mean of each row, of which integers are rounded; `sums` is changed."""
         means = []
         for row, part in zip(rows, self._parts(rows, sums), strict=True):
             mean = np.empty(row.target.shape, row.target.dtype)
@@ -334,8 +302,6 @@ ARRAYS = _Arrays()
 
 
 class LogicalBuffers:
-    """The model's variables that are not trained, in a step of logical workers."""
-
     def __init__(self, variables: Callable[[], Mapping[str, Any]]) -> None:
         self._variables = variables
         self._known: dict[str, Any] = {}  # by name, those of the step
@@ -344,7 +310,6 @@ class LogicalBuffers:
         self._expected: dict[str, Array] = {}  # what they are as long as only edl writes
 
     def begin_step(self) -> None:
-        """Keep the values of all variables, with which each logical worker of the step begins."""
         self._known = dict(self._variables())
         self._before = self._expected = self._values()
         self._after = []
@@ -370,7 +335,6 @@ class LogicalBuffers:
                 raise UsageError(CHANGED.format(name=name))
 
     def summands(self, pieces: int) -> Iterator[Summands]:
-        """Yield for each variable what this worker adds to its mean over the job's `pieces`."""
         for name, before in self._before.items():
             own = [(one.get(name, before), 1.0) for one in self._after]
             like = _TensorSpec(before.shape, before.dtype)
@@ -395,8 +359,6 @@ class LogicalBuffers:
 
 
 class LogicalReduction:
-    """The gradients of this worker's logical workers in the open step, and their exact means."""
-
     def __init__(
         self,
         worker: Worker,
@@ -405,12 +367,10 @@ class LogicalReduction:
         numbers: RandomNumbers,
         check: Callable[[], None],
     ) -> None:
-        self._worker = worker
+        self._worker, self._reduction = worker, reduction
         worker.describe_arithmetic(_arithmetic)
-        self._reduction = reduction
         self._numbers, self._check_numbers = numbers, check
-        self._buffers = LogicalBuffers(buffers)
-        self._variables = buffers
+        self._buffers, self._variables = LogicalBuffers(buffers), buffers
         self._audit = ExactAudit(worker)
         self._options = PassOptions()
         self._kept: list[tuple[list[Array | None], float]] = []  # by logical worker, and its weight
@@ -426,7 +386,6 @@ class LogicalReduction:
         return self._worker.loader.open and not self._in_piece
 
     def begin_piece(self) -> None:
-        """Prepare for the pass of a logical worker, whose samples the script gets now."""
         loader, step = self._worker.loader, self._reduction.step.number
         if step != self._step:
             self._step, self._kept = step, []
@@ -443,7 +402,6 @@ class LogicalReduction:
         self._in_piece, self._checks = True, False
 
     def check_rates(self, optimizer: Any) -> None:
-        """Raise UsageError if the script has set another rate than in the step's first pass."""
         engine, step = self._worker.loader.engine, self._reduction.step.number
         if not engine.batches.pieces_left and self._options.step != step:
             return  # the only pass
@@ -481,9 +439,17 @@ class LogicalReduction:
                 agreed = self._reduction.part.agreed
                 assert agreed is not None
                 found = self._means(agreed)
-            self._place(found[len(gradients) :])
+            self._buffers.place(found[len(gradients) :])
+            self._kept, self._checks = [], True
             self._numbers.end_step()
-            return self._typed(found, gradients, without), True
+            means = []
+            for name, mean, gradient, none in zip(
+                self._names, found[: len(gradients)], gradients, without, strict=True
+            ):
+                if none is not (mean is None):
+                    raise UsageError(NOT_IN_ALL.format(name=name))
+                means.append(gradient if mean is None else tf.convert_to_tensor(mean))
+            return means, True
         if self._reduction.done:  # others have completed the step, and this worker has their state
             self._kept = []
             self._numbers.end_step()
@@ -535,7 +501,7 @@ class LogicalReduction:
         rows += self._buffers.summands(pieces)
         if weights.sends:
             self._reduction.sending()
-        together = self._together if weights.sends else _alone
+        together = self._together if weights.sends else lambda alone, _: alone
         used = _arithmetic()
         alike = [
             (self._numbers.script % 2**53, SEEDS_DIFFER),
@@ -553,26 +519,10 @@ class LogicalReduction:
             raise RingBroken(self._worker.generation, str(error)) from error
         return found.tolist() if isinstance(summed, list) else found
 
-    def _place(self, means: Sequence[Array | None]) -> None:
-        self._buffers.place(means)
-        self._kept, self._checks = [], True
-
-    def _typed(
-        self, found: Sequence[Array | None], gradients: Sequence[Any], without: Sequence[bool]
-    ) -> list[Any]:
-        means = []
-        for name, mean, gradient, none in zip(
-            self._names, found[: len(gradients)], gradients, without, strict=True
-        ):
-            if none is not (mean is None):
-                raise UsageError(NOT_IN_ALL.format(name=name))
-            means.append(gradient if mean is None else tf.convert_to_tensor(mean))
-        return means
-
     def order(self) -> list[Any]:
-        """Return the operations of the present graph that the reduction in it has to wait for."""
         graph = tf.compat.v1.get_default_graph()
-        refuse_draws(graph.as_graph_def())
+        for kind in drawing_kinds(graph.as_graph_def()):  # random operations with a state
+            raise UsageError(REFUSED.format(drawing=f"a tf.function draws by {kind}"))
         names = {id(each.handle): name for name, each in self._variables().items()}
         outer = getattr(graph, "outer_graph", None)
         while isinstance(outer, FuncGraph):
@@ -580,22 +530,14 @@ class LogicalReduction:
                 if id(captured) in names:
                     raise UsageError(OUTSIDE.format(name=names[id(captured)]))
             outer = outer.outer_graph
-        return written_before(graph)
-
-
-def written_before(graph: Any) -> list[Any]:
-    """Return all operations in `graph` so far that may write a variable."""
-    # TensorFlow orders operations on one variable, and not a call of Python that writes it.
-    return [each for each in graph.get_operations() if each.op_def.is_stateful]
+        # All so far that may write a variable: TensorFlow orders operations on one, and not a call
+        # of Python that writes it.
+        return [each for each in graph.get_operations() if each.op_def.is_stateful]
 
 
 def _digests(values: Iterable[tuple[str, Array | None]]) -> dict[str, int]:
     found = {name: of_array(each) for name, each in values if each is not None}
     return {name: digest for name, digest in found.items() if digest is not None}
-
-
-def _alone(summed: Any, _: str) -> Any:
-    return summed
 
 
 def _array(tensor: Any) -> Array:
@@ -630,7 +572,6 @@ def _instructions() -> str:
 
 
 def kinds_of(definition: Any) -> list[str]:
-    """Return the kinds of all operations in a graph, a `GraphDef`, and in its functions."""
     functions = definition.library.function
     nodes = [*definition.node, *(node for each in functions for node in each.node_def)]
     return sorted({node.op for node in nodes})
@@ -641,10 +582,7 @@ def drawing_kinds(definition: Any) -> list[str]:
     found = []
     for kind in kinds_of(definition):
         known = op_def_registry.get(kind)
-        if (known is not None and known.is_stateful and _has_seed(known)) or kind.startswith("Rng"):
+        is_seeded = known is not None and any(each.name == "seed2" for each in known.attr)
+        if (is_seeded and known.is_stateful) or kind.startswith("Rng"):
             found.append(kind)
     return found
-
-
-def _has_seed(definition: Any) -> bool:
-    return any(each.name == "seed2" for each in definition.attr)

@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 # Those whose rate is no factor of the update, or is in more of their state than a momentum.
 _UNSCALED = {"Ftrl", "Adafactor"}
 _WITHIN = (keras.optimizers.SGD, keras.optimizers.RMSprop)  # their momentum holds the rate
-
 _warned_of: set[int] = set()  # ids of schedules, which live as long as the training
 
 
@@ -76,21 +75,16 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return asked(self._now)
 
     def momentum_factor(self) -> Any:
-        """Return the factor by which to multiply the momentum right before an update.
+        """Return the factor for a momentum that contains the rate, as SGD's, before an update.
 
-        It is the scaling's factor for this update divided by that for the update before: a float32
-        or, in a graph, a float32 tensor. It is for a momentum that contains the learning rate, as
-        SGD's. It is 1 without a scaling, and if the other workers have made the update without this
-        one, which receives their momentum.
+        It is the scaling's factor for this update divided by that for the one before, a float32 or,
+        in a graph, a tensor of it: 1 without a scaling, and if the other workers have made the
+        update without this one, which receives their momentum.
         """
         return asked(self._change)
 
     def last(self) -> float:
-        """Return the learning rate of the job's last update, which must be equal on all workers.
-
-        It may be an update that this worker has missed. Before the first update it is the rate at 0
-        samples.
-        """
+        """Return the rate of the job's last update, at first that at 0 samples; equal on all."""
         return self._at(last_update(current_worker().loader.progress))
 
     def _now(self) -> np.float32:
@@ -127,7 +121,6 @@ class LRSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def follow_policy(optimizer: Any, several: bool) -> None:
-    """Give `optimizer` the learning rate of the table [learning_rate] in the job's policy file."""
     policy = current_worker().follows()
     if policy is None or policy.learning_rate is None:
         return
@@ -150,7 +143,7 @@ def follow_policy(optimizer: Any, several: bool) -> None:
             "optimizers; leave the schedule out, and give edl.LRSchedule to each in the script"
         )
     if isinstance(one._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-        refuse_beside_policy([one._learning_rate])
+        check_beside_policy([one._learning_rate])
     schedule = table.schedule or Constant(peak_lr=float(one.learning_rate))
     one.learning_rate = LRSchedule(schedule, table.scaling)
 
@@ -163,8 +156,7 @@ def sets_rate(callback: Any) -> bool:
     return bool(_SETS_RATE & {kind.__name__ for kind in type(callback).__mro__})
 
 
-def refuse_beside_policy(others: Sequence[Any]) -> None:
-    """Refuse schedules or callbacks of the script, if any: the job's policy sets the rate."""
+def check_beside_policy(others: Sequence[Any]) -> None:
     if others:
         raise UsageError(
             "the job's policy has a [learning_rate], and the script a "
@@ -173,7 +165,6 @@ def refuse_beside_policy(others: Sequence[Any]) -> None:
 
 
 def check_scaling(optimizer: Any) -> None:
-    """Raise an error if `optimizer` has a scaling of its rate that its updates do not follow."""
     for one in with_inner(optimizer):
         if not _is_scaled(one):
             continue
@@ -191,7 +182,6 @@ def check_scaling(optimizer: Any) -> None:
 
 
 def warn_of_a_changed_batch(optimizers: Sequence[Any], before: int, now: int) -> None:
-    """Warn of each schedule of Keras' that does not follow a change of the global batch."""
     kinds = keras.optimizers.schedules.LearningRateSchedule
     for one in (each for optimizer in optimizers for each in with_inner(optimizer)):
         rate = getattr(one, "_learning_rate", None)
@@ -219,27 +209,22 @@ def present_rates(optimizers: Sequence[Any]) -> dict[str, Any]:
     each = (one for optimizer in optimizers for one in with_inner(optimizer))
     updating = [one for one in each if not (_is_multiple(one) or _within(one))]
     several = len(updating) > 1
-    found = {
-        f"learning rate of optimizer {number}" if several else "learning rate": _present_rate(one)
-        for number, one in enumerate(updating)
-    }
-    return {name: rate for name, rate in found.items() if rate is not None}
-
-
-def _present_rate(one: Any) -> Any:
-    rate = getattr(one, "_learning_rate", None)
-    if rate is None:
-        rate = getattr(one, "_lr", None)  # of some of tf.compat.v1.train
-    if isinstance(rate, LRSchedule):
-        return rate.last()
-    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        return float(rate(one.iterations)) if tf.executing_eagerly() else None
-    rate = plain(rate)
-    return rate if isinstance(rate, (int, float, tf.Variable)) else None
+    found: dict[str, Any] = {}
+    for number, one in enumerate(updating):
+        rate = getattr(one, "_learning_rate", None)
+        if rate is None:
+            rate = getattr(one, "_lr", None)  # of some of tf.compat.v1.train
+        if isinstance(rate, LRSchedule):
+            rate = rate.last()
+        elif isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            rate = float(rate(one.iterations)) if tf.executing_eagerly() else None
+        rate = plain(rate)
+        if isinstance(rate, (int, float, tf.Variable)):
+            found[f"learning rate{f' of optimizer {number}' if several else ''}"] = rate
+    return found
 
 
 def check_alone(optimizers: Sequence[Any]) -> None:
-    """Refuse a scaling that corrects a momentum, in a script with several optimizers."""
     # Each takes part in some of the steps only, and the rate may change in any.
     for one in (each for optimizer in optimizers for each in with_inner(optimizer)):
         if _is_scaled(one) and isinstance(one, _WITHIN) and one.momentum:
@@ -251,14 +236,12 @@ def check_alone(optimizers: Sequence[Any]) -> None:
 
 
 def correct_momentum(optimizer: Any) -> None:
-    """Multiply the momentum by the scaling's change of the rate, before each update."""
     for one in with_inner(optimizer):
         if _is_scaled(one) and momentums_within(one):
             scale_momentum(one, one._learning_rate.momentum_factor())
 
 
 def momentums_within(one: Any) -> list[Any]:
-    """Return the momentum variables of the optimizer `one` that contain the learning rate."""
     if not isinstance(one, _WITHIN):
         return []
     name = "momentums" if isinstance(one, keras.optimizers.SGD) else "_momentums"

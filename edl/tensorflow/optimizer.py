@@ -1,10 +1,8 @@
 """Define ``edl.tensorflow.Optimizer``, which makes an optimizer's updates the steps of the job.
 
-It replaces the method through which the optimizer applies gradients, on that object only. The new
-method reduces the gradients first, unless the tape has done it, and applies them only if all were
-reduced. In an optimizer of TensorFlow 1, the method that computes gradients is replaced, too, and
-returns the means over all workers. The object keeps its class, because Keras checks the class, and
-saved models have the class's name.
+It replaces the method through which the optimizer applies gradients, on that object only: the new
+one reduces the gradients first, unless the tape has done it, and applies them only if all were
+reduced. The object keeps its class, because Keras checks it, and saved models have its name.
 """
 
 from __future__ import annotations
@@ -21,13 +19,13 @@ from edl.binding.api import LOCAL_LAYERS
 from edl.binding.replica import few
 from edl.errors import UsageError
 from edl.tensorflow import training
-from edl.tensorflow.collectives import refuse_strategy
+from edl.tensorflow.collectives import check_no_strategy
 from edl.tensorflow.lr_schedules import check_scaling, correct_momentum, follow_policy
 from edl.tensorflow.reduction import APPLIED, GradientReduction
 from edl.tensorflow.variables import check_known, plain
 
 # ------------------------------------------------------------
-# Tell whether the gradients that an `edl.Optimizer` is given are this worker's or the job's.
+# Find whether the gradients that an `edl.Optimizer` is given are this worker's or the job's.
 #
 # A plain `tf.GradientTape` returns the gradients of this worker. The optimizer reduces them when it
 # applies them, if they are just as the tape returned them. If the script has changed them before
@@ -39,23 +37,14 @@ from edl.tensorflow.variables import check_known, plain
 # is also lost where a gradient enters or leaves a `tf.function`; such gradients, too, raise
 # UsageError.
 
-
 Function = TypeVar("Function", bound=Callable[..., Any])
-
 _MARK = "_edl_local"
-
 _PROCEED = "_edl_proceed"  # of a graph in which gradients were reduced before the update
-
 _APPLIED = "_edl_applied"  # of a graph in which they were applied, too
-
-_OF_LOCAL_VARIABLES = {
-    "register_local_source",
-    "get_local_and_global_gradients",
-}  # of Horovod's tape
+_OF_LOCAL_VARIABLES = ("register_local_source", "get_local_and_global_gradients")  # of Horovod's
 
 
 def as_it_is(function: Function) -> Function:
-    """Let AutoGraph leave `function` as it is."""
     # A translation by AutoGraph takes processor time at the start of each worker, and changes
     # nothing in a function without a branch or a loop over tensors.
     marked: Function = tf.autograph.experimental.do_not_convert(function)
@@ -63,7 +52,6 @@ def as_it_is(function: Function) -> Function:
 
 
 def watch() -> None:
-    """Let plain tapes and `tf.gradients` mark the gradients that they return."""
     tape, version_1 = tf.GradientTape, tf.compat.v1
     if not hasattr(tape.gradient, _MARK):
         tape.gradient = _marking(tape.gradient)
@@ -121,7 +109,6 @@ class JobTape:
 
 
 def reduce_early(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Return the means of `gradients` over the global batch, before the optimizer gets them."""
     now = training.current()
     means, proceed = now.reduction_of(variables).reduce(gradients, variables, early=True)
     now.reduced_early |= {id(plain(variable)) for variable in variables}
@@ -153,35 +140,27 @@ def for_update(
         )
     unknown = [_name(v) for _, v in pairs if id(plain(v)) not in now.reduced_early]
     if unknown:
-        raise UsageError(_changed(unknown))
-    return list(gradients), _proceed(reduction, [gradient for gradient, _ in pairs])
-
-
-def _proceed(reduction: GradientReduction, gradients: Sequence[Any]) -> Any:
-    """Return whether to apply the gradients that a tape has reduced in this step."""
+        raise UsageError(
+            f"the gradients of {few(unknown)} are not as tape.gradient() returned them (or went "
+            "through a tf.function): a worker that clips, scales or adds up its own gradients "
+            f"changes others than those of the job; compute them with {_right_way()}, whose "
+            "gradients are the means over all workers, and change those"
+        )
+    # A tape has reduced them in this step.
     if tf.executing_eagerly():
-        return reduction.applies_early()
+        return list(gradients), reduction.applies_early()
     here = tf.compat.v1.get_default_graph()
     if hasattr(here, _APPLIED):
         raise UsageError("apply the gradients of all variables in one apply_gradients()")
     setattr(here, _APPLIED, True)
-    graph = None if reduction.several else here
+    graph = None if reduction.is_multi else here
     while graph is not None:
         if hasattr(graph, _PROCEED):
-            return getattr(graph, _PROCEED)
+            return list(gradients), getattr(graph, _PROCEED)
         graph = getattr(graph, "outer_graph", None)
     # They were reduced in another function than this one, or their update is to be noted.
-    with tf.control_dependencies([tf.convert_to_tensor(each) for each in gradients]):
-        return reduction.applies_early_in_graph()
-
-
-def _changed(names: list[str]) -> str:
-    return (
-        f"the gradients of {few(names)} are not as tape.gradient() returned them (or went through "
-        "a tf.function): a worker that clips, scales or adds up its own gradients changes others "
-        f"than those of the job; compute them with {_right_way()}, whose gradients are the means "
-        "over all workers, and change those"
-    )
+    with tf.control_dependencies([tf.convert_to_tensor(gradient) for gradient, _ in pairs]):
+        return list(gradients), reduction.applies_early_in_graph()
 
 
 def _right_way() -> str:
@@ -195,7 +174,6 @@ def _name(variable: Any) -> str:
 
 
 Wrapped = TypeVar("Wrapped")
-
 _elastic: weakref.WeakSet[Any] = weakref.WeakSet()  # wrapped optimizers
 
 
@@ -281,7 +259,7 @@ def Optimizer(optimizer: Any, model: Any = None, *, backward_passes_per_step: in
             "edl.Optimizer wraps an optimizer of tf.keras.optimizers or tf.compat.v1.train; this "
             f"is a {kind.__name__}"
         )
-    refuse_strategy()
+    check_no_strategy()
     follow_policy(optimizer, several=now.has_optimizer and not now.replaces_optimizer)
     check_scaling(optimizer)
     elastic(optimizer, now.attach_optimizer(optimizer, model))
@@ -300,7 +278,7 @@ def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
     plain, reduction.noise.optimizer = optimizer.apply, optimizer
 
     def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        refuse_strategy()
+        check_no_strategy()
         variables = list(
             optimizer._trainable_variables if trainable_variables is None else trainable_variables
         )
@@ -320,7 +298,17 @@ def _keras_apply(optimizer: Any, reduction: GradientReduction) -> None:
             with tf.control_dependencies(() if tuner is None else tuner.before_update()):
                 plain(means, variables)
 
-        _if(proceed, update)
+        if isinstance(proceed, bool):
+            if proceed:
+                update()
+            return
+
+        def applied() -> Any:
+            update()
+            return tf.constant(True)
+
+        done = tf.cond(proceed, applied, lambda: tf.constant(False))
+        setattr(tf.compat.v1.get_default_graph(), APPLIED, done)  # what comes next is to follow it
 
     optimizer.apply = as_it_is(apply)
 
@@ -350,18 +338,3 @@ def _graph_apply(optimizer: Any, reduction: GradientReduction) -> None:
 def _unzipped(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
     found = list(pairs)
     return [gradient for gradient, _ in found], [variable for _, variable in found]
-
-
-def _if(proceed: Any, apply: Any) -> None:
-    """Call `apply`, which makes an update, if `proceed` is true; the graph decides a tensor."""
-    if isinstance(proceed, bool):
-        if proceed:
-            apply()
-        return
-
-    def applied() -> Any:
-        apply()
-        return tf.constant(True)
-
-    update = tf.cond(proceed, applied, lambda: tf.constant(False))
-    setattr(tf.compat.v1.get_default_graph(), APPLIED, update)  # what comes next is to follow it

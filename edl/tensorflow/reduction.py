@@ -1,15 +1,13 @@
 """Reduce the gradients of a step to their means over the global batch: all of them or none.
 
-In a graph each gradient is an operation of its own, on its way while backward computes the next
-(:mod:`edl.tensorflow.gradient_ops`). The graph calls back into this process twice (docs/adr/0008):
-:meth:`GradientReduction._begin` when the first gradient is there, and
-:meth:`~GradientReduction._end` when all are reduced, or some have failed. After the second call a
-loop in the graph can send the local gradients again, in a ring that was repaired meanwhile. The
-number of workers is not in the graph, so no change of membership traces it anew.
-
-With several optimizers each has a reduction of its own. The gradients of one are reduced and
-applied before those of the next are reduced, in a graph, too: the next step of the same batch.
-:mod:`edl.step.engine` decides whether a step is applied, sent again or skipped.
+In a graph each gradient is an operation of its own, on its way while backward computes the next.
+The graph calls back into this process twice (docs/adr/0008): :meth:`GradientReduction._begin` when
+the first gradient is there, and :meth:`~GradientReduction._end` when all are reduced, or some have
+failed. After the second call a loop in the graph can send the local gradients again, in a ring that
+was repaired meanwhile. The number of workers is not in the graph, so no change of membership traces
+it anew. With several optimizers the gradients of one are reduced and applied before those of the
+next are reduced, in the next step of the same batch. :mod:`edl.step.engine` decides whether a step
+is applied, sent again or skipped.
 """
 
 from __future__ import annotations
@@ -28,11 +26,12 @@ from edl.binding.process import raise_in
 from edl.binding.reduction import NOTHING, Branch, Looked, NoiseMeter, StepReduction, classify_error
 from edl.binding.replica import few
 from edl.errors import RingBroken, UsageError
+from edl.job.stall import FOR_GRADIENTS
 from edl.ring.ring import CollectiveFailed
 from edl.step.engine import StepState
 from edl.step.weighting import Averaging, Weights
-from edl.tensorflow import gradient_ops
-from edl.tensorflow.collectives import WAITING, allreduce_average, refuse_xla
+from edl.tensorflow import collectives
+from edl.tensorflow.collectives import allreduce_average, check_no_xla, having
 from edl.tensorflow.feed import PipelineBatchSource
 from edl.tensorflow.logical import LogicalReduction
 from edl.tensorflow.variables import plain
@@ -48,26 +47,18 @@ from edl.worker.worker import Worker
 # gradient with 4,096 numbers or more one eighth is read, another one each time, and counts eight
 # times.
 
-
-LEAST_STEPS = 5  # before that Adam's v is of too few gradients
-
+MIN_STEPS = 5  # before that Adam's v is of too few gradients
 Array = npt.NDArray[Any]
 
 
 class KerasNoise(NoiseMeter):
-    """A meter of the squared norms of one optimizer's gradients."""
-
     optimizer: Any = None  # of Keras; None if the script has another kind
 
     def show_reduced(
         self, own: Sequence[Any], mean: Sequence[Any], variables: Sequence[Any]
     ) -> None:
-        """Record the norms of a step's gradients: this worker's own, and the job's means."""
         denominators = self._denominators(variables)
-        self.show(
-            lambda: self._seen(own, denominators),
-            lambda: self._seen(mean, denominators),
-        )
+        self.show(lambda: self._seen(own, denominators), lambda: self._seen(mean, denominators))
 
     def _seen(self, gradients: Sequence[Any], denominators: Sequence[Array | None]) -> Looked:
         seen = []
@@ -89,19 +80,18 @@ class KerasNoise(NoiseMeter):
         if not velocities or getattr(optimizer, "beta_2", None) is None:
             return [None] * len(variables)
         steps = int(_array(optimizer.iterations))
-        if steps < LEAST_STEPS:
+        if steps < MIN_STEPS:
             return [None] * len(variables)
         correction = 1.0 - float(optimizer.beta_2) ** steps
         places = {id(one): place for place, one in enumerate(optimizer._trainable_variables)}
-        return [
-            self._denominator(velocities[places[id(one)]], correction, float(optimizer.epsilon))
-            if id(one) in places
-            else None
-            for one in variables
-        ]
-
-    def _denominator(self, velocity: Any, correction: float, epsilon: float) -> Array:
-        return np.asarray(np.sqrt(self._part(velocity)[0] / correction) + epsilon)
+        found: list[Array | None] = []
+        for place in (places.get(id(variable)) for variable in variables):
+            if place is None:
+                found.append(None)
+                continue
+            squares = self._part(velocities[place])[0] / correction
+            found.append(np.asarray(np.sqrt(squares) + float(optimizer.epsilon)))
+        return found
 
     def _unit(self) -> float:
         # Of a LossScaleOptimizer, which has scaled the gradients.
@@ -118,23 +108,18 @@ def _array(tensor: Any) -> Array:
 
 
 Answer = TypeVar("Answer")
-
 APPLIED = "_edl_update"  # of a graph: the update of the optimizer that was reduced last
+END, AGAIN = REDUCED = ("edl_end", "edl_reduce")  # call backs, as the operations are named
 
 SEVERAL = (
     "layers with synchronized=True work with one edl.Optimizer that makes one update for each "
     "batch; with several, leave synchronized=True out, so that the statistics are each worker's own"
 )
 
-END, AGAIN = REDUCED = ("edl_end", "edl_reduce")  # call backs, as the operations are named
-
 
 class GradientReduction:
-    """The reduction of one `edl.Optimizer`'s gradients over all workers, step by step."""
-
     def __init__(self, worker: Worker, feed: PipelineBatchSource) -> None:
-        self._worker = worker
-        self._feed = feed
+        self._worker, self._feed = worker, feed
         self._reduction = StepReduction(worker)
         self._pending: BaseException | None = None  # it showed inside a graph
         self._expected = 0  # gradients in the graph
@@ -143,8 +128,7 @@ class GradientReduction:
         self._without_gradient: list[bool] = []  # of each variable, whether it has none
         self._variables: list[Any] = []
         self.with_gradient: set[int] = set()  # ids of variables that have had a gradient
-        self._traced = False  # what sends from Python is built
-        self._early = False
+        self._traced = self._early = False  # what sends from Python is built; a tape asks
         activity.waits_unseen(self._unseen)
         self.logical: LogicalReduction | None = None  # if the job has logical workers
         self._thread = threading.get_ident()  # the one that trains
@@ -158,9 +142,9 @@ class GradientReduction:
     ) -> None:
         self.logical = LogicalReduction(self._worker, self._reduction, buffers, numbers, check)
 
-    def cannot_repair(self, why: str) -> None:
-        """Let this worker end with a RingError that says `why` if a ring breaks in a step."""
-        self._reduction.part.cannot_repair = why
+    def cannot_repair(self, reason: str) -> None:
+        """Let this worker end with a RingError that gives `reason` if a ring breaks in a step."""
+        self._reduction.part.cannot_repair = reason
 
     @property
     def done(self) -> bool:
@@ -168,17 +152,15 @@ class GradientReduction:
         return self._reduction.done
 
     @property
-    def several(self) -> bool:
-        """Whether the script has other optimizers, too."""
+    def is_multi(self) -> bool:
         return len(self._worker.loader.engine.parts) > 1
 
     def end_step(self) -> None:
-        """Complete the open step in the ledger; do nothing if its gradients are not reduced yet."""
         self.raise_pending()
         if self._worker.loader.open and self._reduction.step.is_decided:
             if self.logical is not None:
                 self.logical.end_step()
-            if self.several:
+            if self.is_multi:
                 self._worker.loader.end()
             else:
                 self._reduction.end_step()
@@ -198,19 +180,19 @@ class GradientReduction:
         `early`: a tape asks, and the optimizer, which applies them, asks `applies_early`.
         """
         local = [
-            gradient_ops.empty(variable) if gradient is None else tf.convert_to_tensor(gradient)
+            collectives.empty(variable) if gradient is None else tf.convert_to_tensor(gradient)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
         bare = [gradient is None for gradient in gradients]
         self._bare = [str(v.name) for v, none in zip(variables, bare, strict=True) if none]
         self._without_gradient, self._variables = bare, list(variables)
-        self.with_gradient |= {id(plain(v)) for v in gradient_ops.having(variables, bare)}
+        self.with_gradient |= {id(plain(v)) for v in having(variables, bare)}
         self._early = early
         if not tf.executing_eagerly():
-            refuse_xla()
+            check_no_xla()
         if tf.executing_eagerly():
             means, proceed = self._complete(local)
-        elif gradient_ops.AVAILABLE and self.logical is None:
+        elif collectives.AVAILABLE and self.logical is None:
             computed = [each for each, none in zip(local, bare, strict=True) if not none]
             means, proceed = self._in_graph(local, computed[-1:])
         else:
@@ -249,9 +231,9 @@ class GradientReduction:
         """Return what exchanges messages in the open step, and repairs a ring; None: alone."""
         if self._feed.is_trial or not self._reduction.exchanges:
             return None
-        if self.several:
+        if self.is_multi:
             raise UsageError(SEVERAL)
-        return partial(self._reduction.exchange, hold=gradient_ops.hold)
+        return partial(self._reduction.exchange, hold=collectives.hold)
 
     # --- in a graph
 
@@ -272,7 +254,7 @@ class GradientReduction:
             begun = tf.numpy_function(self._begin, [], tf.bool, name="edl_begin")
         with tf.control_dependencies([begun]):
             averages = [
-                gradient_ops.average(gradient_ops.on_wire(each), number, self._reduction.number)
+                collectives.average(collectives.on_wire(each), number, self._reduction.number)
                 for number, each in enumerate(local)
             ]
         with tf.control_dependencies(averages):
@@ -281,7 +263,7 @@ class GradientReduction:
         branch, *means = tf.cond(
             tf.equal(branch, int(Branch.AGAIN)),
             lambda: self._again(local, end),
-            lambda: (branch, *gradient_ops.typed(averages, local)),
+            lambda: (branch, *collectives.typed(averages, local)),
         )
         shown = self._show_in_graph(branch, local, means)
         with tf.control_dependencies([shown]):
@@ -289,14 +271,13 @@ class GradientReduction:
             return means, tf.logical_or(applies, tf.equal(branch, int(Branch.SHOW)))
 
     def _show_in_graph(self, branch: Any, local: list[Any], means: list[Any]) -> Any:
-        """Add operations to the graph that measure the gradients' norms if the step asks for it."""
         bare = self._without_gradient
-        variables = gradient_ops.having(self._variables, bare)
+        variables = having(self._variables, bare)
 
         def show(*tensors: Any) -> Any:
             own, mean = (
-                gradient_ops.having(tensors[: len(local)], bare),
-                gradient_ops.having(tensors[len(local) :], bare),
+                having(tensors[: len(local)], bare),
+                having(tensors[len(local) :], bare),
             )
             self.from_graph(lambda: self.noise.show_reduced(own, mean, variables), None)
             return np.int64(0)
@@ -310,8 +291,6 @@ class GradientReduction:
         return tf.cond(measures, shown, lambda: tf.constant(0, tf.int64))
 
     def _again(self, local: list[Any], end: Callable[[], Any]) -> tuple[Any, ...]:
-        """Add a loop to the graph that sends the local gradients again until no ring breaks."""
-
         def attempt(_branch: Any, *_means: Any) -> tuple[Any, ...]:
             scalars = [tf.float64, tf.float64]
             weight, correction = tf.numpy_function(self._begin_again, [], scalars, name=AGAIN)
@@ -319,13 +298,13 @@ class GradientReduction:
             correction.set_shape(())
             averages = []
             for number, gradient in enumerate(local):
-                sent = gradient_ops.weighted(gradient_ops.on_wire(gradient), weight)
-                averages.append(gradient_ops.average(sent, number, self._reduction.number))
+                sent = collectives.weighted(collectives.on_wire(gradient), weight)
+                averages.append(collectives.average(sent, number, self._reduction.number))
             with tf.control_dependencies(averages):
                 branch = tf.numpy_function(end, [], tf.int64, name=END)
             branch.set_shape(())
             means = [each * tf.cast(correction, each.dtype) for each in averages]
-            return (branch, *gradient_ops.typed(means, local))
+            return (branch, *collectives.typed(means, local))
 
         found: tuple[Any, ...] = tf.while_loop(
             lambda branch, *_: tf.equal(branch, int(Branch.AGAIN)),
@@ -350,23 +329,21 @@ class GradientReduction:
             self._send(sends)
             return sends
 
-        gradient_ops.start_sending(False)
+        collectives.start_sending(False)
         return np.bool_(self.from_graph(begin, False))
 
     def _begin_again(self) -> tuple[Any, Any]:
-        """Agree on the factors of what is sent and of the averages, when the graph sends again."""
-
         def begin() -> Weights:
             weights = self._reduction.agree()
             self._send(weights.sends)
             return weights
 
-        gradient_ops.start_sending(False)
+        collectives.start_sending(False)
         weights = self.from_graph(begin, NOTHING)
         return np.float64(weights.sent), np.float64(weights.received)
 
     def _send(self, sends: bool) -> None:
-        gradient_ops.start_sending(sends)
+        collectives.start_sending(sends)
         if sends:
             self._reduction.sending()
 
@@ -386,7 +363,7 @@ class GradientReduction:
 
     def _begin_update(self) -> None:
         # Of several optimizers, each update counts, and the next gradients are of another step.
-        if self.several and self._reduction.step.is_decided:
+        if self.is_multi and self._reduction.step.is_decided:
             self._reduction.apply()
 
     def from_graph(self, act: Callable[[], Answer], otherwise: Answer) -> Answer:
@@ -398,7 +375,7 @@ class GradientReduction:
             with self._one_at_a_time, activity.training_here():
                 return act()
         except UsageError as error:
-            # Told once, and it goes on: it is another thread that trains.
+            # Reported once, and it goes on: it is another thread that trains.
             refused = self._reduction.step.state is StepState.REFUSED
             if refused or not raise_in(self._thread, error):
                 raise
@@ -413,13 +390,12 @@ class GradientReduction:
 
     def _unseen(self) -> str | None:
         # No thread of Python's waits.
-        waits = self._reduction.is_sending and gradient_ops.sent() >= self._expected
-        return WAITING if waits else None
+        waits = self._reduction.is_sending and collectives.sent() >= self._expected
+        return FOR_GRADIENTS if waits else None
 
     # --- from Python
 
     def _complete(self, gradients: list[Any]) -> tuple[list[Any], bool]:
-        """Reduce `gradients` eagerly; return the means, and whether to apply them."""
         if self._feed.is_trial:
             return gradients, False
         self._check()
@@ -434,20 +410,20 @@ class GradientReduction:
         applies = self._reduction.step.state is StepState.REDUCED
         if applies and self.noise.wants:
             rows = gradients, means, self._variables
-            shown = [gradient_ops.having(row, self._without_gradient) for row in rows]
+            shown = [having(row, self._without_gradient) for row in rows]
             self.noise.show_reduced(*shown)
         if not self._early:
             self._begin_update()
         return means, applies
 
     def _averages(self, gradients: list[Any], weights: Weights) -> list[Any]:
-        sent = [gradient_ops.on_wire(gradient) for gradient in gradients]
+        sent = [collectives.on_wire(gradient) for gradient in gradients]
         if weights.averaging is Averaging.WEIGHTED:
             weight = tf.constant(weights.sent, tf.float64)
-            sent = [gradient_ops.weighted(each, weight) for each in sent]
-        if gradient_ops.AVAILABLE:
+            sent = [collectives.weighted(each, weight) for each in sent]
+        if collectives.AVAILABLE:
             self._send(True)
-            averages = gradient_ops.averages(sent, self._reduction.number)
+            averages = collectives.averages(sent, self._reduction.number)
             self._received()
         else:
             self._reduction.sending()
@@ -457,14 +433,14 @@ class GradientReduction:
                 raise RingBroken(self._worker.generation, str(error)) from error
         if weights.averaging is Averaging.WEIGHTED:
             averages = [mean * tf.cast(weights.received, mean.dtype) for mean in averages]
-        return gradient_ops.typed(averages, gradients)
+        return collectives.typed(averages, gradients)
 
     def _trace(self, gradients: list[Any]) -> None:
         """Build the graph by which Python averages, once, while nobody waits for this worker."""
-        if gradient_ops.AVAILABLE and not self._traced:
+        if collectives.AVAILABLE and not self._traced:
             self._send(False)
-            sent = [gradient_ops.on_wire(gradient) for gradient in gradients]
-            gradient_ops.averages(sent, self._reduction.number)
+            sent = [collectives.on_wire(gradient) for gradient in gradients]
+            collectives.averages(sent, self._reduction.number)
         self._traced = True
 
     def _from_python_in_graph(self, local: list[Any]) -> list[Any]:
@@ -499,8 +475,7 @@ class GradientReduction:
         return self._reduction.step.state in (StepState.REFUSED, StepState.ENDED)
 
     def _check(self) -> None:
-        """Raise UsageError unless there is a batch whose gradients are yet to be reduced."""
-        if self.several:  # each reduction is a step of its own
+        if self.is_multi:  # each reduction is a step of its own
             parts = self._worker.loader.engine.parts
             if any(each.step.state is StepState.REDUCED for each in parts):
                 raise UsageError(
@@ -522,8 +497,7 @@ class GradientReduction:
             )
 
     def _received(self) -> None:
-        """Check that Horovod has reduced all gradients that the graph's operations have sent."""
-        failure = gradient_ops.failure()
+        failure = collectives.failure()
         if failure is None:
             return
         if isinstance(found := classify_error(failure), UsageError):

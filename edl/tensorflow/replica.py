@@ -50,12 +50,8 @@ from edl.tensorflow.variables import (
 from edl.worker.progress import Receive
 from edl.worker.worker import Worker
 
-# ------------------------------------------------------------
-# Compute the CRC-32 of variables and arrays, by which workers compare their states.
-
 
 def size_of(value: Any) -> int | None:
-    """Return the bytes of a variable or an array; None for another value or an unknown shape."""
     if isinstance(value, tf.Variable):
         elements = value.shape.num_elements()
         return None if elements is None else elements * value.dtype.base_dtype.size
@@ -63,7 +59,6 @@ def size_of(value: Any) -> int | None:
 
 
 def digests(access: VariableAccess, parts: Iterable[ByteRange]) -> dict[str, int]:
-    """Return digests by the names of the values; a value that is not compared is left out."""
     variables: list[ByteRange] = []
     others: list[ByteRange] = []
     for part in parts:
@@ -75,12 +70,6 @@ def digests(access: VariableAccess, parts: Iterable[ByteRange]) -> dict[str, int
         value = part.value if array is None else array
         found[part.name] = of_value(value, part.start, part.stop)
     return {name: digest for name, digest in found.items() if digest is not None}
-
-
-# ------------------------------------------------------------
-# Define `edl.tensorflow.load_weights`, which reads what a job has trained.
-#
-# A script that only uses the weights calls it; no job has to run.
 
 
 def load_weights(path: str | os.PathLike[str], model: Any = None) -> dict[str, Array]:
@@ -128,9 +117,7 @@ def load_weights(path: str | os.PathLike[str], model: Any = None) -> dict[str, A
 # variable. That variable is no part of the job's state: a newcomer with the seed of another worker
 # would draw the same numbers.
 
-
 SHARED = "global_seed_generator"  # the name of Keras' attribute for that of keras.random
-
 SEED_STATE = "seed_generator_state"  # the name of a layer's variable for its seed
 
 
@@ -140,8 +127,7 @@ def is_seed(name: str) -> bool:
 
 
 def last_seed() -> int:
-    """Return TensorFlow's global seed, which the script or edl has set last; 0: none was set."""
-    return int(context.global_seed() or 0)
+    return int(context.global_seed() or 0)  # 0: none was set
 
 
 def set_global_seed(seed: int) -> None:
@@ -155,8 +141,6 @@ def set_global_seed(seed: int) -> None:
 
 
 class Seeder:
-    """The generators of TensorFlow and Keras: eager operations, keras.random, and layers."""
-
     def __init__(
         self,
         variables: Callable[[], Iterable[tuple[str, Any]]],
@@ -168,7 +152,6 @@ class Seeder:
         self._job: _JobGenerator | None = None  # stands in for it between steps
 
     def read(self) -> int:
-        """Return TensorFlow's global seed."""
         shared = global_state.get_global_attribute(SHARED)
         if shared is not None:  # in another thread there is none; set_random_seed() makes another
             self._shared = shared
@@ -183,14 +166,12 @@ class Seeder:
         return now._seed, getattr(now, "_rng", None)  # none before the first seed
 
     def restore(self, saved: tuple[Any, Any]) -> None:
-        """Set the state of eager operations, and let keras.random draw by its own generator."""
         now = context.context()
         now._seed, now._rng = saved
         if self._shared is not None:
             vars(self._shared).pop("next", None)
 
     def seed_between(self, seed: int) -> None:
-        """Let eager operations and keras.random draw by `seed`."""
         if self._job is None:
             return
         if self._warms_up():  # eager operations go on where they were: not with the job's numbers
@@ -222,7 +203,6 @@ class _JobGenerator(SeedGenerator):
     seed: int | None = None
 
     def next(self, ordered: bool = True) -> Any:
-        """Return the next seed of an operation."""
         if self.seed is not None:
             with tf.init_scope():
                 self.state.assign(seed_state(self.seed, self.state))
@@ -231,7 +211,6 @@ class _JobGenerator(SeedGenerator):
 
 
 def seed_state(seed: int, state: Any) -> Any:
-    """Return `seed` as a value of the variable `state` of a generator of Keras."""
     return np.array([seed % 2**32, seed >> 32], plain(state).dtype.as_numpy_dtype)
 
 
@@ -254,7 +233,6 @@ def own_operation_seeds(worker: Worker) -> Iterator[None]:
 
 
 KIND = "tensorflow"
-
 AVERAGES = ("moving_mean", "moving_variance")  # of BatchNormalization
 
 NO_VARIABLES = (
@@ -264,8 +242,6 @@ NO_VARIABLES = (
 
 
 class TensorFlowReplica(FrameworkReplica):
-    """The variables and tracked objects of this process, which all workers of the job share."""
-
     framework = "tensorflow"
     arrays = TensorFlowArrays()
     misfits = (*FrameworkReplica.misfits, tf.errors.OpError)
@@ -283,8 +259,7 @@ class TensorFlowReplica(FrameworkReplica):
     ) -> None:
         super().__init__(kind)
         # Functions, because a script may create variables late.
-        self._model = model
-        self._optimizer_state = optimizer_state
+        self._model, self._optimizer_state = model, optimizer_state
         self._optimizer = optimizer  # none of TensorFlow 1, whose variables are the model's
         self._updated = updated  # those of the model that an update changes
         self._rates = rates  # of each LRSchedule in the last update; no variable holds them
@@ -293,7 +268,6 @@ class TensorFlowReplica(FrameworkReplica):
         self.access: VariableAccess = EagerAccess()
 
     def use_session(self, session: tf.compat.v1.Session) -> None:
-        """Read and write the variables in `session` from now on; it holds their values."""
         self.access = SessionAccess(session)
         self._parts.most_groups = SESSION_GROUPS
 
@@ -314,11 +288,9 @@ class TensorFlowReplica(FrameworkReplica):
                 )
 
     def things(self) -> dict[str, Trackable]:
-        """Return the tracked objects that are sent by their `state_dict()`, by name."""
         return {name: x for name, x in self._tracked.items() if variables_of(x) is None}
 
     def objects_from_gradients(self) -> Mapping[str, Trackable]:
-        """Return the tracked objects, by name, that a script may change by a step's gradients."""
         tracked = {name: variables_of(thing) for name, thing in self._tracked.items()}
         values = {name: _Values(self.access, own) for name, own in tracked.items() if own}
         return {**self.compared_things(), **values}
@@ -339,7 +311,6 @@ class TensorFlowReplica(FrameworkReplica):
         return {"model": model, "optimizer": variables_by_name(optimizer)}
 
     def shapes(self) -> dict[str, str]:
-        """Return the shape of each shared variable as text, such as "(3, 4)"."""
         groups = self.variables()
         return {
             f"{group}/{name}": str(tuple(variable.shape))
@@ -349,7 +320,6 @@ class TensorFlowReplica(FrameworkReplica):
         }
 
     def state(self) -> dict[str, Any]:
-        """Return the present values of all shared variables, and the states of tracked objects."""
         groups = self.variables()
         flat = [variable for group in groups.values() for variable in group.values()]
         values = iter(self.access.read(flat))
@@ -360,7 +330,6 @@ class TensorFlowReplica(FrameworkReplica):
         return state
 
     def compared(self) -> dict[str, Any]:
-        """Return the values that must be equal on all workers, in groups by name."""
         groups: dict[str, Any] = {
             "model": variables_by_name(v for v in self._model() if v.trainable)
         }
@@ -375,7 +344,6 @@ class TensorFlowReplica(FrameworkReplica):
         return {**groups, "tracked": {name: thing.state_dict() for name, thing in things.items()}}
 
     def durable(self) -> dict[str, Any]:
-        """Return what a checkpoint stores, with variables whose values are not read yet."""
         return {
             **self.variables(),
             "tracked": self.states_of_things(),
@@ -383,7 +351,6 @@ class TensorFlowReplica(FrameworkReplica):
         }
 
     def equal_on_all(self, state: dict[str, Any]) -> Iterable[Any]:
-        """Return the objects in a `durable()` that updates train, and optimizers' states."""
         trained = [variable for variable in self._model() if variable.trainable]
         equal = {id(plain(variable)) for variable in (*trained, *self._optimizer_state())}
         variables = (*state["model"].values(), *state["optimizer"].values())
@@ -396,11 +363,9 @@ class TensorFlowReplica(FrameworkReplica):
         return list(found.values())
 
     def averages(self) -> list[np.ndarray[Any, Any]]:
-        """Return the moving averages of BatchNormalization, in models and tracked objects."""
         return [value.astype(np.float64) for value in self.access.read(self._averages())]
 
     def set_averages(self, means: Sequence[Array]) -> None:
-        """Write `means` into what `averages` has read, in the same order."""
         pairs = zip(self._averages(), means, strict=True)
         self.access.write([(v, mean.astype(v.dtype.as_numpy_dtype)) for v, mean in pairs])
 
@@ -413,7 +378,6 @@ class TensorFlowReplica(FrameworkReplica):
     size_of = staticmethod(size_of)
 
     def buffers(self) -> dict[str, Any]:
-        """Return what Keras' layers set themselves, without averages of batch normalisation."""
         if not isinstance(self.access, EagerAccess):
             return {}
         return variables_by_name(
@@ -425,7 +389,6 @@ class TensorFlowReplica(FrameworkReplica):
         )
 
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest (CRC-32) of each of `parts`, by the part's name, to compare workers."""
         return digests(self.access, parts)
 
     def rehearse(self) -> None:
@@ -463,19 +426,33 @@ class TensorFlowReplica(FrameworkReplica):
             self.load_things(state["tracked"], receive)
 
     def copied(self, state: dict[str, Any]) -> Any:
-        """Return a copy for checkpoints, in which each array and variable is a blob."""
         leaves: list[Any] = []
         map_leaves(state, lambda value, _: leaves.append(value))
         values = iter(self.access.read([leaf for leaf in leaves if isinstance(leaf, tf.Variable)]))
 
         def blob(value: Any, _where: str) -> Any:
-            return _to_blob(next(values) if isinstance(value, tf.Variable) else value)
+            value = next(values) if isinstance(value, tf.Variable) else value
+            array = tensor_array_of(value)
+            if array is None:  # the file has a type that TensorFlow lacks by NumPy's name
+                return value.copy() if isinstance(value, np.ndarray) else value
+            return Blob(KIND, array.dtype.name, array.shape, bytes_of(array.copy()).data)
 
         return map_leaves(state, blob)
 
     def uncopied(self, state: Any) -> dict[str, Any]:
-        """Return what `copied` has made with arrays, views of their bytes, in place of blobs."""
-        found: dict[str, Any] = map_leaves(state, _from_blob)
+
+        def leaf(value: Any, where: str) -> Any:
+            if not isinstance(value, Blob):
+                return value
+            try:
+                return np.frombuffer(value.data, dtype=dtype_of(value.dtype)).reshape(value.shape)
+            except (TypeError, ValueError) as error:
+                raise CheckpointError(
+                    f"{where} is a {value.kind} array of {value.dtype}, which this TensorFlow does "
+                    "not know"
+                ) from error
+
+        found: dict[str, Any] = map_leaves(state, leaf)
         return found
 
 
@@ -490,22 +467,3 @@ class _Values:
 
     def load_state_dict(self, state: list[Array]) -> None:
         self._access.write(list(zip(self._variables, state, strict=True)))
-
-
-def _to_blob(value: Any) -> Any:
-    """Return `value` as a blob for a checkpoint, with a copy of its bytes, if it is an array."""
-    array = tensor_array_of(value)
-    if array is None:  # the file has a type that TensorFlow lacks by NumPy's name, or refuses it
-        return value.copy() if isinstance(value, np.ndarray) else value
-    return Blob(KIND, array.dtype.name, array.shape, bytes_of(array.copy()).data)
-
-
-def _from_blob(value: Any, where: str) -> Any:
-    if not isinstance(value, Blob):
-        return value
-    try:
-        return np.frombuffer(value.data, dtype=dtype_of(value.dtype)).reshape(value.shape)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{where} is a {value.kind} array of {value.dtype}, which this TensorFlow does not know"
-        ) from error

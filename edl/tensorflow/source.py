@@ -17,20 +17,13 @@ from edl.errors import DataError
 from edl.step.engine import Batch
 
 # ------------------------------------------------------------
-# Read columns of a data set (arrays, lists, tensors, files), with one value for each sample.
-#
-# What a script gives to `edl.Dataset` becomes columns: of an array in memory, of a list, or of an
-# object whose rows are read when they are needed.
-
+# Read columns of a data set, with one value for each sample: of an array in memory, of a list, or
+# of an object whose rows are read when they are needed.
 
 Array = npt.NDArray[Any]
-
 _TEXT = (str, bytes)
-
 _NUMBER = (bool, int, float, complex, np.generic)
-
 _NUMERIC_KINDS = "biufc"  # of numpy's types: booleans, integers, floats, complex numbers
-
 _ALIGNMENT = 64  # bytes; tf.numpy_function copies an array whose memory is aligned to fewer
 
 
@@ -47,8 +40,6 @@ class Columns(Protocol):
 
 
 class ArrayColumn:
-    """A column whose values are an array in memory, one for each index of its first axis."""
-
     def __init__(self, array: Array) -> None:
         if array.ndim == 0:
             raise DataError("a single number is no data set; its first axis must be the samples")
@@ -79,7 +70,10 @@ class ArrayColumn:
         if not (plain and len(positions) and 0 <= positions.min() <= positions.max() < len(array)):
             found: Array = array[positions]
             return found
-        into = _aligned((len(positions), *array.shape[1:]), array.dtype)
+        shape = len(positions), *array.shape[1:]  # memory that `tf.numpy_function` need not copy
+        memory = np.empty(math.prod(shape) * array.dtype.itemsize + _ALIGNMENT, np.uint8)
+        first = -memory.ctypes.data % _ALIGNMENT
+        into: Array = memory[first:][: len(memory) - _ALIGNMENT].view(array.dtype).reshape(shape)
         array.take(positions, axis=0, out=into, mode="clip")  # mode="raise" would copy once more
         return into
 
@@ -104,8 +98,6 @@ class LazyColumn:
 
 
 class ListColumn:
-    """A column that is a list of Python values or arrays, which differ in shape if collated."""
-
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = values
 
@@ -143,7 +135,9 @@ def structure_of(source: Any) -> Any:
     """Return the data with a column in place of each array; None for a sequence of samples."""
     if isinstance(source, (tuple, dict)):
         parts = list(source.values()) if isinstance(source, dict) else list(source)
-        if isinstance(source, dict) or any(_is_column(part) for part in parts):
+        if isinstance(source, dict) or any(
+            isinstance(part, (list, range)) or column_of(part) is not None for part in parts
+        ):
             return _columns(source, _lengths(source))
         nested = [structure_of(part) for part in parts if isinstance(part, (tuple, dict))]
         is_nested = len(nested) == len(parts) > 0 and all(each is not None for each in nested)
@@ -152,7 +146,6 @@ def structure_of(source: Any) -> Any:
 
 
 def column_of(part: Any) -> Columns | None:
-    """Return an array, a tensor, a data frame or the like as a column; None for anything else."""
     if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)) or hasattr(part, "toarray"):
         dense = "to_tensor()" if isinstance(part, tf.RaggedTensor) else "tf.sparse.to_dense"
         dense = "toarray()" if hasattr(part, "toarray") else dense
@@ -182,12 +175,7 @@ def _of_array(array: Array) -> Columns:
     return ArrayColumn(array)
 
 
-def _is_column(part: Any) -> bool:
-    return isinstance(part, (list, range)) or column_of(part) is not None
-
-
 def _lengths(source: Any) -> set[int]:
-    """Return the lengths of all columns in `source`, except lists and ranges."""
     if isinstance(source, (tuple, dict)):
         parts = source.values() if isinstance(source, dict) else source
         return set().union(*(_lengths(part) for part in parts))
@@ -205,7 +193,10 @@ def _columns(source: Any, lengths: set[int]) -> Any:
         return tuple(_columns(part, lengths) for part in source)
     if isinstance(source, (list, tuple, range)):
         values = list(source)
-        return ArrayColumn(_plain_array(values)) if _is_plain(values) else ListColumn(values)
+        if not _is_plain(values):
+            return ListColumn(values)
+        is_text = isinstance(values[0], _TEXT)
+        return ArrayColumn(np.array(values, dtype=object) if is_text else np.asarray(values))
     column = column_of(source)
     if column is None:
         raise DataError(
@@ -220,10 +211,6 @@ def _is_plain(values: Sequence[Any]) -> bool:
     return len(values) > 0 and all(isinstance(value, (*_TEXT, *_NUMBER)) for value in values)
 
 
-def _plain_array(values: list[Any]) -> Array:
-    return np.array(values, dtype=object) if isinstance(values[0], _TEXT) else np.asarray(values)
-
-
 def _is_inputs(values: list[Any], lengths: set[int]) -> bool:
     """Return whether a list holds the inputs of a model, each a column; else it is one column."""
     if not values or not all(isinstance(value, (np.ndarray, tf.Tensor)) for value in values):
@@ -234,18 +221,8 @@ def _is_inputs(values: list[Any], lengths: set[int]) -> bool:
     return own == lengths if lengths else len(own) == 1
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return a new array of any values, whose memory `tf.numpy_function` uses without a copy."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    first = -memory.ctypes.data % _ALIGNMENT
-    return memory[first : first + size].view(dtype).reshape(shape)
-
-
 Load = Callable[[Batch], Any]
-
 Collate = Callable[[list[Any]], Any]
-
 PROBES = 16  # samples whose shapes are looked at, where a collate function makes the batches
 
 _BATCHES = (
@@ -255,40 +232,37 @@ _BATCHES = (
 
 
 def load_read(stream: ShardReader, collate: Collate | None = None) -> Load:
-    """Return a function that loads a batch of a stream: the arrays of its samples."""
     parse = stream.parse or (lambda sample: sample)
     return lambda batch: _collated([parse(sample) for sample in batch.items], collate)
 
 
 def reader_of(source: Any, collate: Collate | None = None) -> tuple[int, Load]:
-    """Return the number of samples of columns or objects, and a function that loads a batch."""
     if isinstance(source, keras.utils.PyDataset):
         raise DataError(_BATCHES.format(kind=type(source).__name__))
     columns = structure_of(source)
+    leaves: list[Any] = [source]
     if columns is not None:
-        return _reader_of_columns(columns, collate)
-    total = len(source)
-    _check_some(total)
-    return total, lambda batch: _collated(_samples(source, batch.items), collate)
-
-
-def _reader_of_columns(columns: Any, collate: Collate | None) -> tuple[int, Load]:
-    lengths = sorted({len(column) for column in _leaves(columns)})
+        leaves.clear()
+        map_parts(columns, leaves.append)
+    lengths = sorted({len(column) for column in leaves})
     if len(lengths) > 1:
         raise DataError(f"the arrays of the data set have different lengths: {lengths}")
-    _check_some(lengths[0])
-    if collate is None:
-        return lengths[0], lambda batch: map_parts(columns, lambda c: c.rows(batch.indices))
+    if (total := lengths[0]) < 1:
+        raise DataError("the data set has 0 samples; at least one is needed")
+    if columns is not None and collate is None:
+        return total, lambda batch: map_parts(columns, lambda c: c.rows(batch.indices))
 
     def sample(position: int) -> Any:
         return map_parts(columns, lambda column: column.row(position))
 
-    return lengths[0], lambda batch: _collated(list(map(sample, batch.items)), collate)
+    def samples(positions: list[int]) -> list[Any]:
+        if columns is not None:
+            return list(map(sample, positions))
+        if hasattr(source, "__getitems__"):
+            return list(source.__getitems__(positions))
+        return [source[index] for index in positions]
 
-
-def _check_some(total: int) -> None:
-    if total < 1:
-        raise DataError("the data set has 0 samples; at least one is needed")
+    return total, lambda batch: _collated(samples(batch.items), collate)
 
 
 def signature_of(batch: Any, others: Iterable[Any] = (), any_shape: bool = False) -> Any:
@@ -321,7 +295,6 @@ def _common(spec: Any, batch: Any) -> Any:
 
 
 def check_fits(batch: Any, spec: Any) -> Any:
-    """Return `batch`, which a collate function has made, if it fits `spec`."""
     try:
         wider = _common(spec, batch)
     except (ValueError, TypeError, KeyError) as error:
@@ -335,7 +308,6 @@ def check_fits(batch: Any, spec: Any) -> Any:
 
 
 def cast_like(batch: Any, spec: Any) -> Any:
-    """Return `batch` with each array cast to the type that `spec` has for it."""
     # Samples of Python that happen to be whole numbers make a batch of int64, the next is float64.
     try:
         return _cast(spec, batch)
@@ -366,17 +338,19 @@ def _shapes(value: Any) -> str:
     return str(map_parts(value, lambda part: tuple(part.shape)))
 
 
-def _samples(source: Any, indices: list[int]) -> list[Any]:
-    if hasattr(source, "__getitems__"):
-        return list(source.__getitems__(indices))
-    return [source[index] for index in indices]
-
-
 def _collated(samples: list[Any], collate: Collate | None) -> Any:
-    if collate is None:
-        return _batch_of(samples)
-    made = _without_lists(collate(samples))
-    return map_parts(made, _part)
+    if collate is not None:
+        made = collate(samples)
+        return map_parts(tuple(made) if isinstance(made, list) else made, _part)
+    try:
+        return _stack(samples)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"samples of the data set cannot be made one batch: {_oddity(samples) or error}. All "
+            "must have the same parts and shapes; a list is a sequence of samples, so give data "
+            "and labels as a tuple, (x, y). Samples of different lengths are padded by "
+            "edl.Dataset(..., collate_fn=f), where f(samples) returns the arrays of a batch"
+        ) from error
 
 
 def _part(part: Any) -> Any:
@@ -389,21 +363,7 @@ def _part(part: Any) -> Any:
     return column.rows(np.arange(len(column)))
 
 
-def _batch_of(samples: list[Any]) -> Any:
-    """Return `samples` stacked along a new first axis, tuples and dicts member by member."""
-    try:
-        return _stack(samples)
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"samples of the data set cannot be made one batch: {_oddity(samples) or error}. All "
-            "must have the same parts and shapes; a list is a sequence of samples, so give data "
-            "and labels as a tuple, (x, y). Samples of different lengths are padded by "
-            "edl.Dataset(..., collate_fn=f), where f(samples) returns the arrays of a batch"
-        ) from error
-
-
 def _oddity(samples: list[Any]) -> str | None:
-    """Return words for how two of `samples` differ, if they do in structure or shape."""
     if any(isinstance(sample, (dict, tuple)) for sample in samples):
         forms = [str(map_parts(sample, lambda part: type(part).__name__)) for sample in samples]
     elif all(hasattr(sample, "shape") for sample in samples):
@@ -430,18 +390,6 @@ def _stack(samples: list[Any]) -> Any:
     if stacked.dtype.hasobject and not all(isinstance(one, (str, bytes)) for one in stacked.flat):
         raise ValueError(f"a {type(first).__name__} is no number, text or array of them")
     return stacked
-
-
-def _without_lists(made: Any) -> Any:
-    return tuple(made) if isinstance(made, list) else made
-
-
-def _leaves(value: Any) -> list[Columns]:
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in _leaves(item)]
-    if isinstance(value, tuple):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [value]
 
 
 def map_parts(value: Any, function: Callable[[Any], Any]) -> Any:

@@ -61,9 +61,8 @@ logger = logging.getLogger(__name__)
 # Keep track of the calls of `model.fit` in a script: freeze, `fit`, unfreeze, `fit`.
 #
 # Keras numbers the epochs of each `fit` as its arguments say, and the job counts its epochs over
-# all fits. `Fits` knows the difference between the two numbers. A fit that the job has done already
-# is passed over (`fits`): Keras runs no epoch of it, and its `History` is the job's.
-
+# all fits. A fit that the job has done already is passed over: Keras runs no epoch of it, and its
+# `History` is the job's.
 
 ONE_MODEL_AND_DATA = (
     "a job trains one model on one edl.Dataset, and each further fit goes on with these two; run "
@@ -78,9 +77,7 @@ LOOP_AFTER_FIT = (
 )
 
 
-class Fits:
-    """The calls of `model.fit` that this process's script has made so far."""
-
+class FitCalls:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.done: tuple[DoneFit, ...] = ()  # also those that this worker skipped
@@ -91,7 +88,6 @@ class Fits:
         return self.done[-1].until if self.done else 0
 
     def begin(self, first: int) -> None:
-        """Begin a call of `fit`, whose `initial_epoch` is `first`, after the fit before."""
         self.shift = self._before - first
         self._worker.fits.begin(self.done)
 
@@ -126,7 +122,10 @@ class Fits:
         """
         until = max(self._before, self._worker.loader.ledger.epochs_begun)
         epochs = [] if history is None else [int(epoch) for epoch in history.epoch]
-        numbers = {} if history is None else _as_values(history.history)
+        numbers = {
+            name: [json_value(_without_arrays(one)) for one in values]
+            for name, values in ({} if history is None else history.history).items()
+        }
         self.done = (*self.done, DoneFit(until, epochs, numbers))
         self._worker.fits.end(self.done, stopped, self._worker.rank, self._worker.generation)
 
@@ -140,7 +139,6 @@ class Fits:
         self._worker.fits.pass_over(self.done)
 
     def check_model(self, model: Any, before: Any) -> None:
-        """Refuse a further fit of a `model` that shares no variable with the model `before`."""
         if not self.done or before is None or model is before:
             return
         known = {id(plain(one)) for one in variables_of(before) or []}
@@ -152,10 +150,10 @@ class PassedOver(keras.callbacks.Callback):
     """A callback, in place of the script's, with which a worker skips a fit the job has done."""
 
     def __init__(
-        self, fits: Fits, done: Sequence[DoneFit], history: Any, build: Callable[[], None]
+        self, calls: FitCalls, done: Sequence[DoneFit], history: Any, build: Callable[[], None]
     ) -> None:
         super().__init__()
-        self._fits, self._done, self._history, self._build = fits, done, history, build
+        self._calls, self._done, self._history, self._build = calls, done, history, build
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._build()  # the variables, as the first step would
@@ -163,7 +161,7 @@ class PassedOver(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         self.model._initial_epoch = None
-        self._fits.pass_over(self._done, self._history)
+        self._calls.pass_over(self._done, self._history)
 
 
 def history_among(callbacks: Sequence[Any]) -> Any:
@@ -171,16 +169,8 @@ def history_among(callbacks: Sequence[Any]) -> Any:
     return next(found, None)
 
 
-def _as_values(history: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return a copy with values of JSON; a callback may have put anything into the logs."""
-    return {
-        name: [json_value(_without_arrays(one)) for one in values]
-        for name, values in history.items()
-    }
-
-
 def _without_arrays(value: Any) -> Any:
-    """Return lists and numbers of Python, if numpy makes an array of `value`."""
+    """Return lists and numbers of Python, if numpy makes an array of what a callback has logged."""
     try:
         # numpy makes no array of TensorFlow's tensor of bfloat16
         return np.asarray(value.numpy() if hasattr(value, "numpy") else value).tolist()
@@ -190,7 +180,6 @@ def _without_arrays(value: Any) -> Any:
 
 # ------------------------------------------------------------
 # Create the variables of a Keras model before its first batch, and refuse stateful layers.
-
 
 NO_CALL = (
     "{name} has no call(), and these layers of it are not built: {layers}; call each once on a "
@@ -202,7 +191,6 @@ FAILED = (
     "features of a batch failed; call the model once on a batch before the training"
 )
 
-
 STATEFUL = (
     "{name} has stateful=True: its state goes on from batch to batch, and in a job batches that "
     "follow each other go to different workers; leave stateful=True out and give it each sequence "
@@ -210,14 +198,13 @@ STATEFUL = (
 )
 
 
-def refuse_stateful(model: Any, shared: bool) -> None:
+def check_stateless(model: Any, shared: bool) -> None:
     for layer in model._flatten_layers() if shared and isinstance(model, keras.Model) else ():
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise UsageError(STATEFUL.format(name=f"the layer {layer.name}"))
 
 
 def build_model(model: Any, dataset: Any) -> None:
-    """Create the variables of `model` by a call, unless all of them are there."""
     # A subclassed model may have layers without variables after model.build(), as Keras warns.
     name = type(model).__name__
     if type(model).call is keras.Model.call:  # its train_step calls its layers
@@ -256,14 +243,8 @@ def _lacks_variables(layer: Any) -> bool:
     return any(map(_lacks_variables, parts))
 
 
-# ------------------------------------------------------------
-# Find the variables that a script trains.
-
-
 @dataclass(frozen=True)
 class TrainedModel:
-    """An optimizer, the model that it trains, and the reduction of its gradients."""
-
     optimizer: Any
     model: Any  # as the script gave it; None: it named none
     reduction: GradientReduction
@@ -272,11 +253,9 @@ class TrainedModel:
         return list(variables_of(self.model) or [])
 
     def updated(self) -> list[Any]:
-        """Return the variables that an optimizer of Keras was built for, also of other models."""
         return list(getattr(self.optimizer, "_trainable_variables", ()))
 
     def changed(self) -> list[Any]:
-        """Return the variables that an update of an optimizer of Keras changes."""
         # Those that have had a gradient, once any has. The others are the script's to change: an
         # average of the weights in the model, which a `train_step` assigns.
         found, reduced = self.updated(), self.reduction.with_gradient
@@ -286,11 +265,9 @@ class TrainedModel:
         return [variable for variable in found if id(plain(variable)) in reduced]
 
     def known(self) -> list[Any]:
-        """Return a list of the model's variables, and of those that the optimizer was built for."""
         return [*self.variables(), *self.updated()]
 
     def build(self, otherwise: Callable[[], list[Any]]) -> None:
-        """Let an optimizer of Keras create its variables, if it has not yet."""
         if self.optimizer.built:
             return
         variables = otherwise() if self.model is None else self.variables()
@@ -302,21 +279,6 @@ class TrainedModel:
                 self.optimizer.build(trainable)
 
 
-def shared_variables(trained: Sequence[TrainedModel], fitted: Any) -> list[Any]:
-    """Return the variables that workers share beside those of the optimizers, each once."""
-    models = [each.variables() for each in trained if each.model is not None]
-    if fitted is not None:
-        models.append(list(variables_of(fitted) or []))
-    if not models:  # all that were created since `edl.init()`
-        others = {id(plain(v)) for each in trained for v in each.optimizer.variables}
-        models = [[variable for variable in CREATED.alive() if id(variable) not in others]]
-    found: dict[int, Any] = {}
-    for variables in (*models, *(each.updated() for each in trained)):
-        for variable in variables:
-            found.setdefault(id(plain(variable)), variable)
-    return list(found.values())
-
-
 TF_DATA = (
     "the samples of a tf.data.Dataset have no numbers, so nobody could tell which of them each "
     "worker has trained; give edl.Dataset arrays, a class with __len__ and __getitem__(i) that "
@@ -325,7 +287,6 @@ TF_DATA = (
 )
 
 STOP = "all workers stop training after step {step}: {reason}"
-
 _TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 
 UNFINISHED = (
@@ -335,16 +296,14 @@ UNFINISHED = (
 
 
 class Training:
-    """The data source, the optimizers and the open step of this process."""
-
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self.fits = Fits(worker)
+        self.fit_calls = FitCalls(worker)
         self.feed = PipelineBatchSource(worker)
         ending.call_first(self.feed.close)
         worker.on_resize(self._resized)
         worker.on_leave(self._hand_over)
-        self.worker.loader.progress.on_choice = self._batch_changed
+        worker.loader.progress.on_choice = self._batch_changed
         self.reduction = GradientReduction(worker, self.feed)  # of the first optimizer
         self._trained: list[TrainedModel] = []
         # What optimizers were given for that are created after a fit.
@@ -356,11 +315,13 @@ class Training:
             self.reduction.keep_apart(self.buffers, numbers, apart.check)
         else:  # with several optimizers nobody knows which update of a batch is the last
             worker.loader.on_reduced = lambda: (
-                None if self.reduction.several else numbers.end_step()
+                None if self.reduction.is_multi else numbers.end_step()
             )
         self.steps = BatchSteps(worker, self.feed, lambda: UNFINISHED, numbers=numbers)
         worker.finishing.end_batch = self.finish_step
-        worker.loader.before_exchange = self._finish_open_step  # edl.mean, edl.gather and the like
+        worker.loader.before_exchange = lambda: (  # of edl.mean, edl.gather and the like
+            self.finish_step() if worker.loader.open else None
+        )
         self.reduced_early: set[int] = set()  # ids of variables: by tape, not by the optimizer
         self.reduces_eagerly = False  # a tape has, outside of any tf.function
         self.updates: list[Any] = []  # of graphs: what applies gradients
@@ -391,13 +352,12 @@ class Training:
         seed: int | None,
         max_global_batch: int | None = None,
         global_batch: Any = None,
-        what: str = "edl.Dataset",
+        caller: str = "edl.Dataset",
         collate: Collate | None = None,
     ) -> Load:
-        """Declare what the job trains on, for the function `what`; return what loads a batch."""
-        if self.fits.done:
+        if self.fit_calls.done:
             raise UsageError(ONE_MODEL_AND_DATA)
-        batches = asked_batching(self.worker, what, batch_size, max_global_batch, global_batch)
+        batches = asked_batching(self.worker, caller, batch_size, max_global_batch, global_batch)
         if batches.micro_batch and not batches.logical:
             raise UsageError(
                 "batches in pieces (micro_batch) are PyTorch's; give the Keras optimizer "
@@ -419,26 +379,30 @@ class Training:
             total = length if self.order is None else self.order.total
             attach_source(self.worker, source, total, *order, self.order)
             if not isinstance(source, Dataset):  # files of edl's cannot change
-                self.load = load = one_at_a_time(self.load)
-                self.worker.loader.compare_data(
-                    DataCheck(lambda: length, lambda index, seed: self._sample(load, index, seed))
-                )
+                lock, plain_load = threading.Lock(), self.load
+
+                def load(batch: Batch) -> Any:  # a data set may share a file among threads
+                    with lock:
+                        return plain_load(batch)
+
+                self.load = load
+
+                def sample(index: int, seed: int) -> Any:
+                    with self._numbers.loading(seed, index):  # so not by a load that seeds, too
+                        return load(Batch(0, np.array([index])))
+
+                self.worker.loader.compare_data(DataCheck(lambda: length, sample))
         if self.worker.logical:
             self.load = seeded(self.load, self.worker, self._numbers)
         return self.load
 
-    def _sample(self, load: Load, index: int, seed: int) -> Any:
-        with self._numbers.loading(seed, index):  # so not by a load that seeds them, too
-            return load(Batch(0, np.array([index])))
-
     def attach_optimizer(self, optimizer: Any, model: Any) -> GradientReduction:
-        """Add the variables of `optimizer` and `model` to the state that all workers share."""
         if model is not None and variables_of(model) is None:
             raise UsageError(
                 f"edl.Optimizer(optimizer, model): a {type(model).__name__} has no variables; "
                 "give a Keras model, a tf.Module or a list of variables"
             )
-        refuse_stateful(model, self.worker.is_shared)
+        check_stateless(model, self.worker.is_shared)
         if self.replaces_optimizer:  # when `fit_with` is called with its model
             self.tuner = None  # of the optimizer before
             self._named_models[optimizer] = model
@@ -457,8 +421,8 @@ class Training:
             self._optimizer_variables,
             self._optimizer_state,
             self._updated_variables,
-            self._rates,
-            self._learning_rates,
+            lambda: [rate for each in self._trained for rate in last_rates(each.optimizer)],
+            lambda: present_rates([each.optimizer for each in self._trained]),
             self._keras_models,
         )
         process.attach_replica(replica)
@@ -469,11 +433,10 @@ class Training:
     @property
     def replaces_optimizer(self) -> bool:
         """Whether the next optimizer takes the place of the present one: between two fits."""
-        return bool(self.fits.done) and not self.fitting and len(self._trained) == 1
+        return bool(self.fit_calls.done) and not self.fitting and len(self._trained) == 1
 
     def fit_with(self, model: Any) -> None:
-        """Record that `fit` begins to train `model` with its optimizer, maybe another one now."""
-        self.fits.check_model(model, self.fitted)
+        self.fit_calls.check_model(model, self.fitted)
         self.fitted, optimizer = model, model.optimizer
         if self.replaces_optimizer and optimizer is not self._trained[0].optimizer:
             known = self._named_models.get(optimizer)
@@ -488,7 +451,6 @@ class Training:
             self.metrics.hand_over(self.worker, leaving)
 
     def _resized(self, before: int, now: int) -> None:
-        """Warn if a changed number of workers in the ring changes the global batch."""
         progress = self.worker.loader.progress
         if progress.attached:
             batching = progress.source.batching
@@ -499,7 +461,6 @@ class Training:
             warn_of_a_changed_batch([each.optimizer for each in self._trained], before, now)
 
     def _check_several(self, optimizer: Any, model: Any) -> None:
-        """Raise an error if a script that has an optimizer cannot use `optimizer`, too."""
         self.worker.check_trains()
         refuse_logical(self.worker, "a script with several edl.Optimizers trains")
         if self.tuner is not None:
@@ -528,7 +489,6 @@ class Training:
         return bool(self._trained)
 
     def reduction_of(self, variables: Sequence[Any]) -> GradientReduction:
-        """Return the gradient reduction of the optimizer that trains `variables`."""
         if len(self._trained) < 2:
             return self.reduction
         own = {id(plain(variable)) for variable in variables}
@@ -574,12 +534,6 @@ class Training:
             return list(optimizer.variables())
         return self._optimizer_variables()
 
-    def _learning_rates(self) -> dict[str, Any]:
-        return present_rates([each.optimizer for each in self._trained])
-
-    def _rates(self) -> list[float]:
-        return [rate for each in self._trained for rate in last_rates(each.optimizer)]
-
     def _updated_variables(self) -> list[Any]:
         if (optimizer := self._graph_optimizer()) is None:
             if not self.worker.logical:
@@ -596,11 +550,21 @@ class Training:
         if self._graph_optimizer() is not None:
             graph = self.graph or tf.compat.v1.get_default_graph()
             return list(graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES))
-        return shared_variables(self._trained, self.fitted)
+        # What workers share beside the optimizers' variables, each once.
+        models = [each.variables() for each in self._trained if each.model is not None]
+        if self.fitted is not None:
+            models.append(list(variables_of(self.fitted) or []))
+        if not models:  # all that were created since `edl.init()`
+            others = {id(plain(v)) for each in self._trained for v in each.optimizer.variables}
+            models = [[variable for variable in CREATED.alive() if id(variable) not in others]]
+        found: dict[int, Any] = {}
+        for variables in (*models, *(each.updated() for each in self._trained)):
+            for variable in variables:
+                found.setdefault(id(plain(variable)), variable)
+        return list(found.values())
 
     @property
     def is_stream(self) -> bool:
-        """Whether the source is a stream, whose samples have no numbers."""
         return isinstance(self.worker.loader.progress.source, StreamSource)
 
     def batches(self) -> Iterator[Any]:
@@ -611,15 +575,10 @@ class Training:
     # --- a step
 
     def finish_step(self) -> None:
-        """Complete the open step in the ledger, if its gradients are reduced."""
         for each in self._trained:
             each.reduction.raise_pending()
         for each in self._trained:
             each.reduction.end_step()
-
-    def _finish_open_step(self) -> None:
-        if self.worker.loader.open:
-            self.finish_step()
 
     @property
     def is_reduced(self) -> bool:
@@ -630,7 +589,7 @@ class Training:
     def has_made_update(self) -> bool:
         """Whether an update was applied that the job has not counted yet; the next batch does."""
         loader = self.worker.loader
-        if not loader.open or self.worker.warming_up or self.reduction.several:
+        if not loader.open or self.worker.warming_up or self.reduction.is_multi:
             return False
         if loader.engine.completed_by_peers or not self.reduction.done:
             return False
@@ -644,17 +603,6 @@ class Training:
         if begun and self.reduction.logical is not None:
             self.reduction.logical.begin_piece()
         return begun
-
-
-def one_at_a_time(load: Load) -> Load:
-    """Return `load` so that no two threads are in it: a data set may share a file among them."""
-    lock = threading.Lock()
-
-    def read(batch: Batch) -> Any:
-        with lock:
-            return load(batch)
-
-    return read
 
 
 _training: Training | None = None
@@ -675,30 +623,29 @@ def current() -> Training:
 # A loss has a `reduction`, and receives the mask that layers before it have made. Both are known
 # when the loss is called. In a graph that is when it is traced, so steps get no slower.
 
-
 WEIGHTED = "and edl weights the gradient of each worker with its samples, as for a mean over them"
 
 
 @functools.cache
 def watch_losses() -> None:
     plain = keras.losses.Loss.__call__
-    told: list[str] = []
+    warned: list[str] = []
 
     @functools.wraps(plain)
     def __call__(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        if not told and _trains():
+        if not warned and _trains():
             is_masked = backend.get_keras_mask(y_pred) is not None
-            why = why_loss_is_no_mean(self, is_masked, sample_weight is not None, current().fitting)
-            if why is not None:
-                told.append(why)
-                logger.warning("%s", why)
+            is_weighted = sample_weight is not None
+            reason = why_loss_is_no_mean(self, is_masked, is_weighted, current().fitting)
+            if reason is not None:
+                warned.append(reason)
+                logger.warning("%s", reason)
         return plain(self, y_true, y_pred, sample_weight)
 
     keras.losses.Loss.__call__ = __call__
 
 
 def why_loss_is_no_mean(loss: Any, is_masked: bool, is_weighted: bool, in_fit: bool) -> str | None:
-    """Return why `loss` is no mean over the samples of a batch; None if it may be one."""
     if loss.reduction in ("sum", "none", None):
         if not in_fit:  # a script's own loop may divide the sum
             return None
@@ -733,6 +680,5 @@ def _trains() -> bool:
     if not process.is_initialized():
         return False
     worker = process.current_worker()
-    if not worker.is_shared or worker.warming_up or worker.rank != 0:
-        return False
-    return bool(worker.loader.open)
+    trains = worker.is_shared and not worker.warming_up and worker.rank == 0
+    return trains and bool(worker.loader.open)

@@ -26,7 +26,6 @@ Array = np.ndarray[Any, Any]
 # that took the training thread 90 to 106 ms of processor time, in each step until each of 500
 # groups had had its turn; beside plain Horovod a step took 1.83 of its time.
 SESSION_GROUPS = 8
-
 BESIDE = "tf.train.Checkpoint"  # how the names of variables of one beside the model begin
 
 UNKNOWN = (
@@ -49,8 +48,6 @@ class VariableAccess(Protocol):
 
 
 class EagerAccess:
-    """A `VariableAccess` for TensorFlow 2 and Keras, whose variables hold their values."""
-
     def read(self, variables: Sequence[Any]) -> list[Array]:
         with context.eager_mode():
             return [variable.numpy() for variable in variables]
@@ -80,8 +77,6 @@ def _read_part(part: ByteRange) -> Array:
 
 
 class SessionAccess:
-    """A `VariableAccess` for variables of a graph, whose values are in a session."""
-
     def __init__(self, session: tf.compat.v1.Session) -> None:
         self._session = session
 
@@ -140,7 +135,6 @@ class Created:
         self._watching: Any = None
 
     def watch(self) -> None:
-        """Begin to record the variables that the calling thread creates."""
         if self._watching is None:
             self._watching = tf.variable_creator_scope(self._create)
             self._watching.__enter__()
@@ -159,11 +153,9 @@ class Created:
         return variable
 
     def alive(self) -> list[Any]:
-        """Return the recorded variables that still exist, in the order of creation."""
         return [variable for ref in self._created if (variable := ref()) is not None]
 
     def in_checkpoints(self) -> dict[str, Any]:
-        """Return the variables that the script gave to a `tf.train.Checkpoint`, by name there."""
         alive = [checkpoint for ref in self._checkpoints if (checkpoint := ref()) is not None]
         return {
             f"{BESIDE}{number}/{name}": value
@@ -182,7 +174,6 @@ def plain(variable: Any) -> Any:
 
 
 def check_known(variables: Iterable[Any], known: Iterable[Any]) -> None:
-    """Refuse variables that a script trains and that are not `known`, and so each worker's own."""
     shared = {id(plain(variable)) for variable in known}
     unknown = [str(getattr(v, "path", v.name)) for v in variables if id(plain(v)) not in shared]
     if unknown:
@@ -215,7 +206,6 @@ def variables_of(thing: Any) -> list[Any] | None:
 
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Array]) -> list[str]:
-    """Return words for differences between a script's variables and those of a state."""
     odd = [f"only one has {name}" for name in sorted(mine.keys() ^ theirs.keys())]
     return odd or [
         f"{name} has shape {theirs[name].shape} there and {tuple(mine[name].shape)} here"
@@ -224,33 +214,24 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Array]) -> list[st
     ]
 
 
-# ------------------------------------------------------------
-# Send the arrays of a TensorFlow state through the ring.
-
-
 # Run eagerly, broadcasts follow one another, and each takes some of Horovod's cycles (measured: a
 # state of 32 MB took 0.28 s to reach a newcomer, and in 120 pieces of 256 KiB 0.71 s).
 LARGE_BYTES = 2**25
 
 
 class TensorFlowArrays:
-    """The `state.Arrays` of TensorFlow: numpy's."""
-
     def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
-        """Return `value` as a numpy array, and a reference that describes it, to send before it."""
         array = tensor_array_of(value)
         if array is None:  # it is pickled with the rest of the state
             return None
         return array, Reference(index, array.shape, array.dtype.name, array.nbytes)
 
     def empty(self, reference: Reference) -> Array:
-        """Return an array without elements, which is not sent."""
         return np.empty(reference.shape, dtype_of(reference.dtype))
 
     def broadcast(
         self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
     ) -> dict[int, Array]:
-        """Broadcast arrays from `root`, in pieces of `LARGE_BYTES`; return them if `keep`."""
         received: dict[int, Array] = {}
         for piece in transfers(sent, LARGE_BYTES):
             if arrays is not None:
@@ -294,7 +275,6 @@ def tensor_array_of(value: Any) -> Array | None:
 
 
 def bytes_of(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the bytes of `array` in C order, flat, without a copy if it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 

@@ -24,13 +24,13 @@ from edl.binding.reduction import Array, check_rows, check_same_shape, gather_ar
 from edl.binding.replica import Trackable
 from edl.errors import UsageError
 from edl.torch.collectives import TorchCollectives
-from edl.torch.elastic import refuse_partial_samplers
+from edl.torch.elastic import watch_samplers
 from edl.torch.gradients import LastStep, in_microbatches
 from edl.torch.logical import NO_STEP, arithmetic
-from edl.torch.loss_look import LossLook
+from edl.torch.loss_check import LossCheck
 from edl.torch.lr_schedules import watch_schedulers
 from edl.torch.reduction import GradientReduction, Optimizers, watch_losses
-from edl.torch.replica import TorchReplica, see_scalers, seed_torch
+from edl.torch.replica import TorchReplica, seed_torch, watch_scalers
 from edl.torch.sync_batch_norm import synchronise_batch_norm
 
 NO_OPTIMIZER = (
@@ -51,15 +51,21 @@ AFTER_REDUCTION = (
 )
 
 _optimizers: Optimizers | None = None  # once there is one
-
 _replica: TorchReplica | None = None
+_loss_check: LossCheck | None = None
 
-_loss_look: LossLook | None = None
 
-watch_schedulers(lambda: _is_between_logical())  # a script may make one before edl.init()
+def _is_between_logical() -> bool:
+    """Return whether a logical worker of the open step is yet to come in the script's loop."""
+    if not process.is_initialized():
+        return False
+    engine = current_worker().loader.engine
+    return engine.logical and engine.is_open and engine.batches.pieces_left > 0
 
-refuse_partial_samplers()
 
+watch_schedulers(_is_between_logical)  # a script may make one before edl.init()
+
+watch_samplers()
 synchronise_batch_norm(lambda: None if (found := _of_this_job()) is None else found.exchange())
 
 
@@ -159,29 +165,19 @@ def no_sync() -> Iterator[None]:
 
 def skip_loss_check() -> None:
     """Do not warn of losses that are no means over samples, because the caller weights them."""
-    if _loss_look is not None:
-        _loss_look.end()
+    if _loss_check is not None:
+        _loss_check.end()
 
 
 def begin_loop() -> None:
-    """Record the parameter groups and `requires_grad` flags with which the epoch loop begins."""
     # What the script changes before is not sent, because a newcomer's own script does the same.
     if _replica is not None and _of_this_job() is not None:
         _replica.begin()
 
 
 def end_batch() -> None:
-    """End the current batch in all optimizers, before the script gets its next batch."""
     if (optimizers := _of_this_job()) is not None:
         optimizers.end_batch()
-
-
-def _is_between_logical() -> bool:
-    """Return whether a logical worker of the open step is yet to come in the script's loop."""
-    if not process.is_initialized():
-        return False
-    engine = current_worker().loader.engine
-    return engine.logical and engine.is_open and engine.batches.pieces_left > 0
 
 
 def exchanges() -> bool:
@@ -204,7 +200,6 @@ def exchange(payload: bytes) -> list[bytes]:
 
 
 def model_of(optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-    """Return the model that `optimizer` trains; None if it is no optimizer of the current job."""
     return None if _replica is None else _replica.model_of(optimizer)
 
 
@@ -215,7 +210,6 @@ def reduce_as_horovod(never_none: Iterable[torch.nn.Parameter]) -> None:
 
 
 def unfinished() -> str:
-    """Return the text of the error for a batch that the script has taken and not trained."""
     if _of_this_job() is None:
         return NO_OPTIMIZER
     return NO_STEP if current_worker().logical else UNFINISHED
@@ -224,8 +218,7 @@ def unfinished() -> str:
 def attach_optimizer(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, passes_per_step: int
 ) -> GradientReduction:
-    """Reduce the gradients of `optimizer`; add it and its model to the job's state."""
-    global _optimizers, _replica, _loss_look
+    global _optimizers, _replica, _loss_check
     worker, last_step = current_worker(), LastStep()
     worker.check_trains()
     if worker.logical:
@@ -236,10 +229,22 @@ def attach_optimizer(
     if is_first or _replica is None:
         replica = TorchReplica(model, optimizer, last_step, averages_buffers=worker.logical > 0)
         process.attach_replica(replica, replica.expect_state)
-        see_scalers(lambda scaler: _see_scaler(optimizers, replica, scaler))
+
+        def observe(scaler: torch.amp.GradScaler) -> None:  # the script is about to use it
+            if in_microbatches(worker):
+                setting = "--logical" if worker.logical else "micro_batch"
+                raise UsageError(
+                    "a GradScaler looks at the gradients of each piece of a batch, and there are "
+                    f"none before the last one; leave out {setting}, or train with bfloat16, which "
+                    "needs no GradScaler"
+                )
+            optimizers.scaler = scaler
+            replica.add_scaler(scaler)
+
+        watch_scalers(observe)
         watch_losses(optimizers, optimizer)
-        _loss_look = LossLook(worker)
-        _loss_look.begin()
+        _loss_check = LossCheck(worker)
+        _loss_check.begin()
         _replica = replica
     else:
         _replica.add(model, optimizer, last_step)
@@ -247,56 +252,30 @@ def attach_optimizer(
     return reduction
 
 
-def _see_scaler(
-    optimizers: Optimizers, replica: TorchReplica, scaler: torch.amp.GradScaler
-) -> None:
-    """Add a GradScaler that the script is about to use to the job's shared state."""
-    if in_microbatches(current_worker()):
-        setting = "--logical" if current_worker().logical else "micro_batch"
-        raise UsageError(
-            "a GradScaler looks at the gradients of each piece of a batch, and there are none "
-            f"before the last one; leave out {setting}, or train with bfloat16, which needs no "
-            "GradScaler"
-        )
-    optimizers.scaler = scaler
-    replica.see_scaler(scaler)
-
-
 def _of_this_job() -> Optimizers | None:
-    """Return the optimizers of the current job; None if the script has made none in it."""
     if _optimizers is None or _optimizers.worker is not current_worker():
         return None  # at a prompt there may be those of an earlier job
     return _optimizers
 
 
-# ------------------------------------------------------------
-# Exchange Python objects between the workers, for the adapters: `exchange_objects`.
-
-
 def exchange_objects(
-    what: str,  # the script's call, the same on all workers
+    call: str,  # the script's call, the same on all workers
     value: Any,
     advice: str,
     send: Callable[[bytes], list[bytes]] | None = None,
 ) -> list[Any]:
-    """Return the values of all workers in rank order."""
-    answers = [pickle.loads(each) for each in (send or exchange)(pickle.dumps((what, value)))]
+    answers = [pickle.loads(each) for each in (send or exchange)(pickle.dumps((call, value)))]
     for rank, (theirs, _) in enumerate(answers):
-        if theirs != what:
+        if theirs != call:
             raise UsageError(
-                f"the worker of rank {rank} calls {theirs} while this one calls {what}: {advice}"
+                f"the worker of rank {rank} calls {theirs} while this one calls {call}: {advice}"
             )
     return [each for _, each in answers]
-
-
-# ------------------------------------------------------------
-# Reduce tensors that were gathered from all workers to one: `reduced`.
 
 
 def reduced(
     tensors: Sequence[torch.Tensor], operation: str, weights: Sequence[int] = ()
 ) -> torch.Tensor:
-    """Return one tensor made of the tensors of all workers, element by element."""
     if len({tuple(each.shape) for each in tensors}) > 1:
         shapes = ", ".join(str(tuple(each.shape)) for each in tensors)
         raise UsageError(f"the workers reduce tensors of the shapes {shapes}; they must be equal")
@@ -329,27 +308,21 @@ def _wide(kind: torch.dtype) -> torch.dtype:
 
 
 # ------------------------------------------------------------
-# Compute metrics of torchmetrics over all workers: `sync_metrics`.
+# Compute metrics of torchmetrics over all workers.
 #
 # torchmetrics sends each state of a metric by itself, by `torch.distributed`. If a worker died
 # between two states, a metric would be made of true positives of three workers and false positives
 # of two. Here all states of a metric travel in one message, so it is made of the same workers, and
-# their lists may differ in length.
-#
-# torchmetrics is not imported: a metric is known by what it has.
-
-
-State = dict[str, Any]
+# their lists may differ in length. torchmetrics is not imported: a metric is known by what it has.
 
 
 def sync_metrics(metrics: torch.nn.Module) -> None:
     """Let metrics of torchmetrics compute their values over all workers of the job.
 
-    ``compute()`` then adds up what all workers have given to ``update()``. All workers call it at
-    the same points: between two steps, such as at the end of an epoch, or in a step before
+    ``compute()`` then adds up what all workers have given to ``update()``, and each goes on with
+    its own counts. All call it at the same points: between two steps, or in a step before
     ``backward()``. In a warm-up, and before and after the training, a metric is of this worker
-    alone. What a worker had counted is lost when it dies or leaves. After ``compute()`` each worker
-    goes on with its own counts.
+    alone. What a worker had counted is lost when it dies or leaves.
 
     Args:
         metrics: a metric, a collection of metrics, or a module that has some.
@@ -371,7 +344,6 @@ def sync_metrics(metrics: torch.nn.Module) -> None:
 
 
 def is_metric(module: torch.nn.Module) -> bool:
-    """Return whether `module` is a metric of torchmetrics."""
     return hasattr(module, "_sync_dist") and hasattr(module, "_reductions")
 
 
@@ -386,7 +358,6 @@ def _sync(metric: Any, *_: Any, **__: Any) -> None:
 
 
 def reduced_state(values: Sequence[Any], reduction: Callable[[Any], Any] | None) -> Any:
-    """Return the values of one state on all workers, reduced as torchmetrics reduces them."""
     if isinstance(values[0], list):
         together = [item for each in values for item in each]
         return reduction(together) if together and reduction is not None else together
@@ -395,7 +366,6 @@ def reduced_state(values: Sequence[Any], reduction: Callable[[Any], Any] | None)
 
 
 def _moved(value: Any, device: Any) -> Any:
-    """Return `value` with all tensors in its lists and dicts on `device`."""
     if isinstance(value, torch.Tensor):
         return value.detach().to(device)
     if isinstance(value, dict):
@@ -412,10 +382,9 @@ AS_INTEGERS = {torch.bfloat16: torch.int16}
 def gather_each(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
     """Return the tensors of all workers as a list in rank order, the same list on all workers.
 
-    All workers call it at the same point of the script, between two steps. The shapes of their
-    tensors may differ. While a newcomer warms up, and in a job of one worker, the list has the
-    worker's own tensor only. It fits ``dist_sync_fn`` of torchmetrics;
-    :func:`edl.torch.sync_metrics` sends all states of a metric at once.
+    It is called as :func:`gather` is, and raises the same errors, but the shapes may differ. It
+    fits ``dist_sync_fn`` of torchmetrics; :func:`sync_metrics` sends all states of a metric at
+    once.
 
     Args:
         tensor: a tensor on any device and of any shape; the returned tensors are on the same
@@ -423,11 +392,6 @@ def gather_each(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
             in the type of the others (torchmetrics gathers a state to which a worker has added
             nothing yet as float32).
         group: ignored; torchmetrics passes its process group here, and edl has no process groups.
-
-    Raises:
-        UsageError: the call is inside a step or outside of the training, or the types differ.
-        RingBroken: a worker has died, in a script with an elastic state; in any other script the
-            call goes on with the survivors.
     """
     return tensors_of_all(tensor)
 
@@ -435,7 +399,6 @@ def gather_each(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
 def tensors_of_all(
     tensor: torch.Tensor, exchange: Callable[[bytes], list[bytes]] | None = None
 ) -> list[torch.Tensor]:
-    """Return the tensors of all workers in rank order, as `gather_each` does."""
     own = np.frombuffer(str(tensor.dtype).encode(), dtype=np.uint8)
     found = gather_arrays({"": _array(tensor), "type": own}, empty_fits=True, exchange=exchange)
     names = [each["type"].tobytes().decode() for each in found if each[""].size]
@@ -474,14 +437,12 @@ def gather(
         RingBroken: a worker has died, in a script with an elastic state; in any other script the
             call goes on with the survivors.
     """
-    named, tensors = _named(value)
-    found = gather_arrays({name: _rows(_array(each)) for name, each in tensors.items()})
-    together = {}
-    for name, own in tensors.items():
-        parts = [each[name] for each in found]
-        check_rows(name, parts)
-        together[name] = torch.cat([_tensor(part, own) for part in parts])
-    return together if named else together[""]
+
+    def array(tensor: torch.Tensor) -> Array:
+        rows = _array(tensor)
+        return rows.reshape(1) if rows.ndim == 0 else rows
+
+    return _combined(value, array, check_rows, torch.cat)
 
 
 @overload
@@ -497,9 +458,8 @@ def sum(
 ) -> torch.Tensor | dict[str, torch.Tensor]:
     """Return the sum of the values of all workers, the same on all workers, as a tensor.
 
-    All workers call it at the same point of the script, between two steps, with tensors of one
-    shape. Integers are added exactly; other types are added in double precision. While a newcomer
-    warms up, and in a job of one worker, the result is the worker's own value.
+    It is called as :func:`gather` is, and raises the same errors, also where shapes differ at all.
+    Integers are added exactly; other types are added in double precision.
 
     Args:
         value: a tensor, a number, or a dict of these with the same keys on all workers. A Python
@@ -508,40 +468,31 @@ def sum(
     Returns:
         The sum as a tensor of the type and device of ``value``, or a dict of such sums by the same
         keys. The sum of booleans is an int64.
-
-    Raises:
-        UsageError: shapes, types or keys differ; or the call is inside a step or outside of the
-            training.
-        RingBroken: a worker has died, in a script with an elastic state; in any other script the
-            call goes on with the survivors.
     """
-    named, tensors = _named(value)
-    found = gather_arrays({name: _array(each) for name, each in tensors.items()})
+    return _combined(value, _array, check_same_shape, lambda tensors: reduced(tensors, "sum"))
+
+
+def _combined(
+    value: Any,
+    array: Callable[[torch.Tensor], Array],
+    check: Callable[[str, list[Array]], None],
+    combine: Callable[[list[torch.Tensor]], torch.Tensor],
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Return what `combine` makes of all workers' tensors, for a tensor or each of a dict."""
+    named = value if isinstance(value, Mapping) else {"": value}
+    tensors = {name: torch.as_tensor(each) for name, each in named.items()}
+    found = gather_arrays({name: array(each) for name, each in tensors.items()})
     together = {}
     for name, own in tensors.items():
         parts = [each[name] for each in found]
-        check_same_shape(name, parts)
-        together[name] = reduced([_tensor(part, own) for part in parts], "sum")
-    return together if named else together[""]
-
-
-def _named(value: Any) -> tuple[bool, dict[str, torch.Tensor]]:
-    named = isinstance(value, Mapping)
-    tensors = {
-        name: torch.as_tensor(each) for name, each in (value if named else {"": value}).items()
-    }
-    return named, tensors
+        check(name, parts)
+        together[name] = combine(
+            [torch.from_numpy(part).view(own.dtype).to(own.device) for part in parts]
+        )
+    return together if named is value else together[""]
 
 
 def _array(tensor: torch.Tensor) -> Array:
     own = tensor.detach().cpu().contiguous()
     array: Array = own.view(AS_INTEGERS.get(own.dtype, own.dtype)).numpy()
     return array
-
-
-def _rows(array: Array) -> Array:
-    return array.reshape(1) if array.ndim == 0 else array
-
-
-def _tensor(array: Array, like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(array).view(like.dtype).to(like.device)

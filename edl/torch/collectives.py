@@ -1,8 +1,4 @@
-"""Call Horovod's PyTorch collectives for edl, and translate Horovod's errors into edl's.
-
-:class:`TorchCollectives` sends edl's own messages. :func:`average_start` and
-:func:`broadcast_start` send tensors, and :func:`finish` waits for them.
-"""
+"""Call Horovod's PyTorch collectives for edl, and translate Horovod's errors into edl's."""
 
 from __future__ import annotations
 
@@ -28,12 +24,8 @@ from edl.step.record import Table
 from edl.text import counted
 from edl.worker.activity import waits
 
-# ------------------------------------------------------------
-# Choose the GPU of a worker: `gpu_of_slot`.
-
 
 def gpu_of_slot() -> torch.device:
-    """Return the GPU with the number of this worker's slot on its host, for all adapters."""
     # If the job is limited to some devices, the agent has numbered the visible ones by slots.
     slot, count = process.local_rank(), torch.cuda.device_count()
     if slot >= count:  # NCCL refuses two workers on one GPU; by Gloo they would share its memory
@@ -52,15 +44,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 2e-5, 1e-4, 1.1
 
 # Horovod's binding knows no bfloat16; such gradients travel as float32.
 WIRE_DTYPE = {torch.bfloat16: torch.float32}
-
-
 _OPERATIONS = {"average": hvd.Average, "sum": hvd.Sum, "max": hvd.Max}
-
 _OF_GPUS = "horovod_torch_allreduce_async_torch_cuda_FloatTensor"  # only a build for GPUs has it
 
 
 def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call `function` of Horovod's, and return its result or raise edl's error for Horovod's."""
     try:
         return function(*arguments, **named)
     except HorovodInternalError as error:
@@ -72,10 +60,7 @@ def guarded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 class TorchCollectives:
-    """The allgather and broadcast of edl's own messages, by Horovod's PyTorch binding."""
-
     def init(self) -> None:
-        """Call `hvd.init()`, which builds the ring that the HOROVOD_... variables describe."""
         try:
             call_init(hvd.init)
         except (HorovodInternalError, ValueError, RuntimeError) as error:
@@ -84,11 +69,9 @@ class TorchCollectives:
         atexit.unregister(hvd.shutdown)
 
     def shutdown(self) -> None:
-        """Leave the ring by `hvd.shutdown()`, which ends the ring for all its workers."""
         hvd.shutdown()
 
     def allgather_start(self, row: Table, name: str, same_shape: bool = False) -> Any:
-        """Start to send the rows `row` to all workers, without waiting for theirs."""
         size, rows = hvd.size(), len(row)
         if not (same_shape and hvd.local_size() == size):
             return guarded(hvd.allgather_async, torch.from_numpy(row), name=name)
@@ -100,13 +83,10 @@ class TorchCollectives:
         return average_start(rows_of_all, rows_of_all, name, "sum")
 
     def allgather_finish(self, handle: Any) -> Table:
-        """Wait for the allgather of `handle`; return the rows of all workers in rank order."""
         rows: Table = guarded(_synchronize, handle).numpy()
         return rows
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
-        """Return the `payload` of rank `root`; those of the other workers are ignored."""
-
         def broadcast(data: bytearray, piece: str) -> bytearray:
             return self._broadcast(data, root, piece)
 
@@ -146,7 +126,6 @@ def average_start(
 
 @waits(FOR_GRADIENTS)
 def finish(handle: int) -> torch.Tensor:
-    """Wait for the collective of `handle`, and return its output tensor."""
     output: torch.Tensor = guarded(_synchronize, handle)
     return output
 
@@ -154,20 +133,16 @@ def finish(handle: int) -> torch.Tensor:
 def _synchronize(handle: int) -> Any:
     """Wait for the collective of `handle` as `hvd.synchronize` does, without a busy processor."""
     if WAITS_ASLEEP and handle in mpi_ops._handle_map:
-        return _wait_and_clear(handle)
+        # As `hvd.synchronize`, whose own frame stands for a wait of the script's.
+        try:
+            mpi_ops.mpi_lib.horovod_torch_wait_and_clear(handle)
+        except RuntimeError as error:
+            mpi_ops._handle_map.pop(handle, None)
+            raise HorovodInternalError(error) from error
+        return mpi_ops._handle_map.pop(handle)[-1]
     # Horovod's own wait (WaitAndClear in torch/mpi_ops_v2.cc) polls without a pause.
     pause_s = FIRST_PAUSE_S
     while handle in mpi_ops._handle_map and not hvd.poll(handle):
         time.sleep(pause_s)
         pause_s = min(pause_s * PAUSE_GROWTH, LONGEST_PAUSE_S)
     return hvd.synchronize(handle)
-
-
-def _wait_and_clear(handle: int) -> Any:
-    """Do what `hvd.synchronize` does, whose own frame stands for a wait of the script's."""
-    try:
-        mpi_ops.mpi_lib.horovod_torch_wait_and_clear(handle)
-    except RuntimeError as error:
-        mpi_ops._handle_map.pop(handle, None)
-        raise HorovodInternalError(error) from error
-    return mpi_ops._handle_map.pop(handle)[-1]

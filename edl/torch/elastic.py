@@ -31,17 +31,14 @@ from edl.torch.optimizer_state import lay_out_state
 from edl.torch.replica import digests, exchange, rates_of, size_of
 
 # ------------------------------------------------------------
-# Provide `elastic.ElasticSampler`, which divides an epoch among workers that join and leave.
-#
-# `refuse_partial_samplers` keeps PyTorch's sampler from leaving samples out.
-
+# Divide an epoch among workers that join and leave, and keep PyTorch's sampler from leaving samples
+# out.
 
 _allows_logical = False
-
 _of_ring: weakref.WeakSet[DistributedSampler[Any]] = weakref.WeakSet()
 
 
-def refuse_partial_samplers() -> None:
+def watch_samplers() -> None:
     """Let PyTorch's DistributedSampler refuse the number of logical workers for processes."""
     make = DistributedSampler.__init__
     signature = inspect.signature(make)
@@ -50,7 +47,9 @@ def refuse_partial_samplers() -> None:
     def checked(self: DistributedSampler[Any], *given: Any, **named: Any) -> None:
         if _allows_logical and process.is_initialized():
             asked = signature.bind(self, *given, **named)
-            _lower_rank(asked.arguments, process.current_worker().logical)
+            logical, rank = process.current_worker().logical, asked.arguments.get("rank")
+            if rank is not None and asked.arguments.get("num_replicas") == logical:
+                asked.arguments["rank"] = min(rank, logical - 1)  # a newcomer may expect `logical`
             make(*asked.args, **asked.kwargs)
             return
         make(self, *given, **named)
@@ -72,29 +71,6 @@ def refuse_partial_samplers() -> None:
     DistributedSampler.__init__ = checked  # type: ignore[method-assign]
 
 
-def divide_among_ring() -> None:
-    """Divide anew what each DistributedSampler has divided among the workers of the last ring."""
-    for sampler in list(_of_ring):
-        epoch = sampler.epoch
-        DistributedSampler.__init__(
-            sampler,
-            sampler.dataset,
-            process.num_processes(),
-            process.rank(),
-            sampler.shuffle,
-            sampler.seed,
-            sampler.drop_last,
-        )
-        sampler.epoch = epoch
-
-
-def _lower_rank(asked: dict[str, Any], logical: int) -> None:
-    """Lower the rank of a sampler for all logical workers to the largest that PyTorch takes."""
-    rank = asked.get("rank")
-    if rank is not None and asked.get("num_replicas") == logical:
-        asked["rank"] = min(rank, logical - 1)  # a newcomer may expect the rank `logical`
-
-
 def allow_logical_samplers() -> None:
     """Let scripts make a DistributedSampler for the number of logical workers, from now on."""
     global _allows_logical
@@ -104,12 +80,11 @@ def allow_logical_samplers() -> None:
 class ElasticSampler(torch.utils.data.Sampler[int]):
     """A sampler of this worker's share of an epoch, divided evenly among the workers of the ring.
 
-    It yields the indices of the samples in this worker's share that no worker had trained when the
-    share was made. Make it an attribute of the elastic state, call :meth:`record_batch` after each
-    batch and :meth:`set_epoch` with the next number at the end of each epoch. The order of an epoch
-    is a function of (``seed``, epoch) alone, and the trained samples are always the first ones of
-    that order. So no sample is left out or taken twice when the ring changes, also when a worker
-    only leaves.
+    It yields the indices of this worker's share of the samples that were untrained when the share
+    was made. Make it an attribute of the elastic state, call :meth:`record_batch` after each batch
+    and :meth:`set_epoch` with the next number at the end of each epoch. The order of an epoch is a
+    function of (``seed``, epoch) alone, and the trained samples are the first ones of it, so no
+    sample is left out or taken twice when the ring changes.
 
     As in Horovod, all workers get equally many samples. Where the untrained samples of an epoch
     cannot be divided evenly, the first of them are repeated at the end; fewer samples are repeated
@@ -126,18 +101,13 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
-        self.dataset = dataset
-        self.shuffle = shuffle
-        self.seed = seed
+        self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
         self.epoch = 0
         self.processed_num = 0  # of this epoch, by all workers together
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the epoch with the number ``epoch``, of which no sample is trained yet.
-
-        All of its samples are divided among the workers of the present ring.
-        """
+        """Begin the epoch with the number ``epoch``, of which no sample is trained yet."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
@@ -151,11 +121,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the sampler in its data, for :meth:`load_state_dict`.
-
-        It is a dict with ``epoch``, the number of the current epoch, and ``processed_num``, how
-        many samples of that epoch all workers together have trained.
-        """
+        """Return the attributes ``epoch`` and ``processed_num``, for :meth:`load_state_dict`."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -164,10 +130,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Divide the untrained samples of the epoch among the workers of the present ring.
+        """Divide the untrained samples among the present ring's workers, without a message.
 
-        Each worker takes its own share, without a message. Iterators made before go on with the old
-        share.
+        Iterators made before go on with the old share.
         """
         self.rank, self.num_replicas = process.rank(), process.num_processes()
         order = EpochOrder(len(self.dataset), self.seed, self.epoch, self.shuffle)
@@ -189,10 +154,9 @@ class TorchState(State):
 
     The script gives it to the function that :func:`run` has wrapped, which calls its ``commit()``.
     Each commit saves it in memory; it is restored when another worker dies, and sent to newcomers.
-    Attributes may be samplers, LR schedulers, numbers and other objects. An object with
-    ``state_dict()`` and ``load_state_dict()`` stays the same object when the state is restored or
-    received; any other attribute is replaced by a copy. A restore undoes what has changed since the
-    last commit, also inside of lists and dicts.
+    An attribute with ``state_dict()`` and ``load_state_dict()`` (a sampler, an LR scheduler) stays
+    the same object when the state is restored or received; any other is replaced by a copy. A
+    restore undoes what has changed since the last commit, also inside of lists and dicts.
 
     Args:
         model: the model; None: there is none.
@@ -210,8 +174,7 @@ class TorchState(State):
     def restore(self) -> None:
         """Restore the state that was saved last, and set the gradients of its parameters to None.
 
-        It was saved at a commit or at the beginning of the ring. The gradients belong to batches
-        that the script trains again.
+        They belong to batches that the script trains again.
         """
         super().restore()
         for name in self._names:
@@ -219,11 +182,7 @@ class TorchState(State):
                 parameter.grad = None
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the present learning rates of the optimizers in the state.
-
-        Returns:
-            The rates by texts for error messages, such as ``learning rate of optimizer 1``.
-        """
+        """Return the optimizers' rates by texts such as ``learning rate of optimizer 1``."""
         things = (getattr(self, name) for name in self._names)
         return rates_of([thing for thing in things if isinstance(thing, torch.optim.Optimizer)])
 
@@ -272,7 +231,8 @@ class TorchState(State):
             if not isinstance(value, torch.Tensor):
                 return _clone(value, where)
             kept = self._kept[used] if used < len(self._kept) else None
-            if kept is None or not _alike(kept, value):
+            form = value.shape, value.dtype, value.device
+            if kept is None or (kept.shape, kept.dtype, kept.device) != form:
                 kept = torch.empty_like(value, requires_grad=False)
                 self._kept[used : used + 1] = [kept]
             used += 1
@@ -286,15 +246,22 @@ class TorchState(State):
 
     def on_reset(self) -> None:
         """Divide each DistributedSampler of ``hvd.size()`` replicas anew, then do the callbacks."""
-        divide_among_ring()
+        for sampler in list(_of_ring):
+            epoch = sampler.epoch
+            DistributedSampler.__init__(
+                sampler,
+                sampler.dataset,
+                process.num_processes(),
+                process.rank(),
+                sampler.shuffle,
+                sampler.seed,
+                sampler.drop_last,
+            )
+            sampler.epoch = epoch
         super().on_reset()
 
     def renew(self) -> None:
-        """Divide the untrained samples among the workers of a new ring, then save the state.
-
-        The samples are those of the current epoch of each :class:`ElasticSampler` in the state. The
-        state is saved in memory, and is restored when another worker dies.
-        """
+        """Let each :class:`ElasticSampler` divide its samples anew, then save the state."""
         for name in self._names:
             if isinstance(thing := getattr(self, name), ElasticSampler):
                 thing.reset()
@@ -306,9 +273,8 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
     The function may be interrupted at any collective and at any commit. It is then called again:
     after the death of a worker with the state of the last commit, otherwise with the present state.
-    It returns on all workers after the same commit. A worker whose last steps are interrupted by
-    the death of another worker returns with the state of a worker that has finished. When the
-    function has returned, the job is over.
+    It returns on all workers after the same commit, and then the job is over. A worker whose last
+    steps are interrupted by the death of another takes the state of one that has finished.
 
     Args:
         function: the training function of the script; its first argument is a :class:`TorchState`.
@@ -327,7 +293,6 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _parameters(thing: Any) -> Iterator[torch.Tensor]:
-    """Yield the parameters of `thing`, a model or an optimizer; nothing for any other object."""
     if isinstance(thing, torch.nn.Module):
         yield from thing.parameters()
     elif isinstance(thing, torch.optim.Optimizer):
@@ -339,10 +304,6 @@ def _clone(value: Any, _where: str) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     return copy.deepcopy(value)
-
-
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 
 if not TYPE_CHECKING:  # else every name would be one of this module's

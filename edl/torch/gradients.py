@@ -1,13 +1,11 @@
 """Accumulate gradients over several backward passes, and weight what each pass adds.
 
-:class:`Accumulation` does it for one optimizer. A pass that only accumulates adds to this worker's
-gradients and sends none. Autograd adds what a pass has computed to the gradient of a parameter. A
-hook right before that addition multiplies the addend by the weight of the batch, which is the
-number of its samples over the nominal batch size: the job's global batch if it has one (the
-smallest of a range), else the batch of one worker (:attr:`edl.step.source.Source.batch_size`).
-So the sums of all workers can be sent as they are; their average is then scaled to the mean over
-all samples (:mod:`edl.step.weighting`). ``torch.autograd.grad`` adds nothing to a gradient,
-and does not run this hook.
+A pass that only accumulates sends nothing. A hook right before autograd adds to a gradient
+multiplies the addend by the weight of the batch: its samples over the nominal batch size, which is
+the job's global batch if it has one (the smallest of a range), else the batch of one worker
+(:attr:`edl.step.source.Source.batch_size`). So the sums of all workers can be sent as they are, and
+their average is scaled to the mean over all samples (:mod:`edl.step.weighting`).
+``torch.autograd.grad`` adds nothing to a gradient, and does not run this hook.
 """
 
 from __future__ import annotations
@@ -31,8 +29,6 @@ from edl.worker.worker import Worker
 
 @dataclass(slots=True, eq=False)
 class Contribution:
-    """The record of one parameter for the hook that weights what is added to its gradient."""
-
     parameter: torch.nn.Parameter
     begin: Callable[[], None]  # called before something is added
     weighted_in: int = -1  # the number of the backward pass in which it was weighted
@@ -41,8 +37,6 @@ class Contribution:
 
 
 class Accumulation:
-    """The gradient accumulation of one optimizer: it counts and weights backward passes."""
-
     def __init__(self, worker: Worker, reduction: StepReduction, passes_per_step: int) -> None:
         self.passes = 0  # backward passes that have ended, or failed, in all steps so far
         self._worker = worker
@@ -63,17 +57,14 @@ class Accumulation:
 
     @property
     def adds_up(self) -> bool:
-        """Whether the current or next backward pass only adds to the gradients, and sends none."""
         return self._no_sync or self._left > 1 or self.is_between_microbatches
 
     @property
     def is_between_microbatches(self) -> bool:
-        """Whether more microbatches of the current batch follow, so that no update is made yet."""
         return self._worker.loader.open and self._worker.loader.engine.batches.pieces_left > 0
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let backward passes in the `with` block add to the local gradients, and send none."""
         self.expected = True
         self.expect_microbatches()
         self.watch_all()
@@ -84,7 +75,6 @@ class Accumulation:
             self._no_sync = before
 
     def expect_microbatches(self, several: bool = False) -> None:
-        """Set the hooks that weight gradients, if the loader splits batches into microbatches."""
         if not in_microbatches(self._worker):
             return
         setting = "--logical" if self._worker.loader.engine.logical else "micro_batch"
@@ -114,7 +104,6 @@ class Accumulation:
         return added_up
 
     def break_off(self) -> None:
-        """Count a backward pass that has failed, in `passes` only."""
         self.passes += 1
 
     def begin_step(self) -> bool:
@@ -142,7 +131,6 @@ class Accumulation:
                 parameter.grad = self._zeros[kind][:size].view(parameter.shape)
 
     def drop_zeros(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Drop what `put_zeros` has set, and what the script has made of it."""
         if self._has_put_zeros:
             self._has_put_zeros = False
             for parameter in parameters:
@@ -151,7 +139,6 @@ class Accumulation:
     # --- what the passes add
 
     def watch(self, parameter: torch.nn.Parameter, begin: Callable[[], None]) -> Contribution:
-        """Register `parameter`, so that each addition to its gradient can be weighted."""
         part = Contribution(parameter, begin)
         self._parts.append(part)
         if self.is_watched:
@@ -159,7 +146,6 @@ class Accumulation:
         return part
 
     def watch_all(self) -> None:
-        """Set the hooks that weight additions to the gradients of all registered parameters."""
         if not self.is_watched:
             self.is_watched = True
             for part in self._parts:
@@ -187,7 +173,6 @@ class Accumulation:
     def _weigh(
         self, part: Contribution, computed: torch.Tensor | None
     ) -> tuple[torch.Tensor] | None:
-        """Weight a gradient that autograd is about to add; autograd calls this as a hook."""
         part.begin()
         part.weighted_in, part.is_padding = self.passes, False
         weight = self._weight()
@@ -215,7 +200,6 @@ ONE_UPDATE = "a script that makes one update with each batch"
 
 
 def in_microbatches(worker: Worker) -> bool:
-    """Return whether the loader of `worker` splits batches into microbatches."""
     progress = worker.loader.progress
     return progress.attached and progress.source.batching.micro_batch > 0
 
@@ -238,19 +222,14 @@ def requiring_gradient(parameter: torch.nn.Parameter) -> Iterator[torch.nn.Param
 
 # ------------------------------------------------------------
 # Call a function at the end of each backward pass, by callbacks of autograd's engine.
-#
-# `BackwardEnd` is the watcher that calls it; gradient hooks call its `expect()`.
-
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine
-
 _current_pass: Callable[[], int] = torch._C._current_graph_task_id
-
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
 class BackwardEnd:
-    """A watcher that calls `ended()` once after each backward pass that called `expect`."""
+    """A watcher that calls `ended()` once after each pass in which a hook called `expect`."""
 
     # On a GPU that may be in a thread of autograd's engine, while the one of `backward()` waits.
 
@@ -260,7 +239,6 @@ class BackwardEnd:
         self._expected_in = -1
 
     def expect(self) -> None:
-        """Request a call of `ended()` at the end of the current backward pass."""
         if (this_pass := _current_pass()) != self._expected_in:
             self._expected_in = this_pass
             _ENGINE.queue_callback(_Pass(self))
@@ -271,10 +249,7 @@ class BackwardEnd:
         if (node := _current_node()) is None:
             self._ended()
         else:  # the node of the outer pass that runs this one; its hooks belong to the outer
-            node.register_hook(self._in_outer_pass)
-
-    def _in_outer_pass(self, *_: Any) -> None:
-        self.expect()
+            node.register_hook(lambda *_: self.expect())
 
 
 class _Pass:
@@ -294,11 +269,8 @@ class _Pass:
 
 
 # ------------------------------------------------------------
-# Use the gradients that a closure computes in `optimizer.step()`; refuse to run it twice.
-#
-# `after_closure` wraps the closure in a hook before the step. An optimizer that evaluates it a
-# second time in a step, such as LBFGS with several iterations, gets a UsageError.
-
+# Use the gradients that a closure computes in `optimizer.step()`; refuse to run it twice, as LBFGS
+# with several iterations does.
 
 AGAIN = (
     "{kind} evaluates its closure more than once in a step, and edl trains one backward() in each; "
@@ -333,10 +305,6 @@ def after_closure(
     return (arguments[0], once, *arguments[2:]), named
 
 
-# ------------------------------------------------------------
-# Record the outcome of an optimizer's last step, for workers that missed it.
-
-
 @dataclass
 class LastStep:
     """The outcome of one optimizer's last step, in the job's state for workers that missed it."""
@@ -347,13 +315,6 @@ class LastStep:
     missed: Callable[[], None] | None = None
 
 
-# ------------------------------------------------------------
-# Keep track of one parameter's gradient: which step has computed it, and whether it was sent.
-#
-# A `Gradient` is the record of one parameter's gradient; `reduction` has one for each parameter of
-# an optimizer.
-
-
 @dataclass(slots=True)
 class PendingAllreduce:
     """An allreduce of one gradient that this worker has started and not waited for yet."""
@@ -362,6 +323,12 @@ class PendingAllreduce:
     sent: torch.Tensor  # it must stay alive until Horovod has read it
     local: torch.Tensor | None  # the gradient when it was sent; None: zeros were sent
     version: int  # PyTorch's count of in-place writes to `local` when it was sent
+
+
+LEFTOVER = (
+    "the gradient of {name} is still there from the step before; call optimizer.zero_grad() after "
+    "each optimizer.step(); to accumulate gradients over batches, use edl.no_sync()"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -403,30 +370,20 @@ class Gradient:
             return False
         return self.left() is gradient and gradient._version == self.left_version + since
 
-    def refuse_leftover(self, since: int = 0) -> None:
-        """Raise UsageError for a leftover: a newcomer does not have it."""
+    def check_no_leftover(self, since: int = 0) -> None:
         if self.is_leftover(since):
-            self._refuse()
+            raise UsageError(LEFTOVER.format(name=self.name))
 
-    def refuse_mixed(self, step: int) -> None:
-        """Raise UsageError if the gradient is, or includes, one of a step before `step`."""
+    def check_unmixed(self, step: int) -> None:
         gradient = self.parameter.grad
         if gradient is None or (self.is_mixed and not gradient.any()):
             self.is_mixed = False
             return
         is_of_step = self.computed == step or self.mean_in == step
         if self.is_mixed or (not is_of_step and self.is_leftover()):
-            self._refuse()
-
-    def _refuse(self) -> None:
-        raise UsageError(
-            f"the gradient of {self.name} is still there from the step before; "
-            "call optimizer.zero_grad() after each optimizer.step(); to accumulate gradients "
-            "over batches, use edl.no_sync()"
-        )
+            raise UsageError(LEFTOVER.format(name=self.name))
 
     def remember(self) -> None:
-        """Record the present gradient as the one that the step leaves, for `is_leftover`."""
         gradient = self.parameter.grad
         if gradient is None:
             self.left = None
@@ -434,7 +391,6 @@ class Gradient:
             self.left, self.left_version = weakref.ref(gradient), gradient._version
 
     def check_unchanged(self) -> None:
-        """Check that the script left the local gradient as it was since its allreduce began."""
         flight, local = self.pending, self.parameter.grad
         assert flight is not None
         version = 0 if local is None else local._version
@@ -446,7 +402,6 @@ class Gradient:
             )
 
     def mean_of(self, average: torch.Tensor) -> torch.Tensor:
-        """Return `average`, which was received, as the gradient that the parameter is to have."""
         parameter, local = self.parameter, self.parameter.grad
         dtype = parameter.dtype if local is None else local.dtype
         if parameter.is_contiguous():
@@ -461,10 +416,8 @@ class Gradient:
             return
         self.parameter.grad = None
         before = self.microbatches if self.pieces_of == step else None
-        self.microbatches, self.pieces_of = (
-            gradient if before is None else before.add_(gradient),
-            step,
-        )
+        self.microbatches = gradient if before is None else before.add_(gradient)
+        self.pieces_of = step
 
     def take_back(self, step: int) -> None:
         """Set the gradient to the sum over all microbatches of the step, after the last of them."""
@@ -478,7 +431,6 @@ class Gradient:
     # --- with several optimizers: a backward pass may add to a gradient that is the mean already
 
     def become_mean(self, mean: torch.Tensor, step: int) -> None:
-        """Set the parameter's gradient to `mean`, and keep the local gradient in `local`."""
         if self.computed != step:  # this worker has not: it may be left of an earlier step
             self.is_mixed = self.is_leftover() or (self.is_mixed and not self._is_forgotten())
         self.local, self.parameter.grad, self.mean_in = self.parameter.grad, mean, step
@@ -498,8 +450,7 @@ class Gradient:
         if self.forgotten_in == step:
             self.parameter.grad, self.local, self.mean_in = self.forgotten, None, -1
 
-    def refuse_changed(self, step: int) -> None:
-        """Raise UsageError if the script has changed the gradient since it became the mean."""
+    def check_mean_unchanged(self, step: int) -> None:
         # If the ring broke later, the local gradient would be reduced again, without the change.
         if self.mean_in == step and not self.is_leftover() and not self._is_forgotten():
             raise UsageError(
@@ -517,7 +468,7 @@ class Gradient:
         if self.parameter.grad is None:
             self.is_mixed = False
         if self.mean_in == step:
-            self.refuse_changed(step)
+            self.check_mean_unchanged(step)
             self.become_local(step)
             self.forgotten_in, self.forgotten = -1, None
         elif self.computed != step:
@@ -525,7 +476,6 @@ class Gradient:
 
 
 def not_finite(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return whether any of `gradients` has an inf or a nan, as a 0-d tensor of bool."""
     finite = [gradient.isfinite().all() for gradient in gradients]
     return ~torch.stack([each.to(finite[0].device) for each in finite]).all()
 
@@ -533,17 +483,14 @@ def not_finite(gradients: list[torch.Tensor]) -> torch.Tensor:
 # ------------------------------------------------------------
 # Send gradients around the ring, and agree with all workers which parameters have a gradient.
 #
-# `PendingAllreduces` does both for one optimizer. The local gradient is sent as it is, or a
-# weighted copy of it; its average is received into a separate buffer. If the ring breaks,
-# `with_gradient` or `wait` raises `RingBroken`; `backward()` itself never raises it.
-
+# The local gradient is sent as it is, or a weighted copy of it; its average is received into a
+# separate buffer. If the ring breaks, `with_gradient` or `wait` raises `RingBroken`; `backward()`
+# itself never raises it.
 
 PRESENT = "edl.present"  # the collective that says which parameters have a gradient
 
 
 class PendingAllreduces:
-    """The allreduces of one optimizer's gradients that were started and are not complete yet."""
-
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._gradients: list[Gradient] = []
@@ -592,19 +539,15 @@ class PendingAllreduces:
         return found, is_void  # void: all are sent once more, when these are averaged
 
     def wait(self, gradient: Gradient) -> torch.Tensor:
-        """Wait for the allreduce of `gradient`, which was sent, and return the average."""
         assert gradient.pending is not None
-        flight = gradient.pending
-        average = self._wait(flight.handle)
-        return torch.view_as_complex(average) if flight.sent.is_complex() else average
+        average = self._wait(gradient.pending.handle)
+        return torch.view_as_complex(average) if gradient.pending.sent.is_complex() else average
 
     def all_done(self) -> None:
-        """Clear the list of sent gradients, after the averages of all were received."""
         self._gradients.clear()
         self.is_void = False
 
     def forget(self) -> None:
-        """Drop all allreduces of a ring that is gone, and release the tensors that they hold."""
         for gradient in self._gradients:
             assert gradient.pending is not None
             with contextlib.suppress(RingBroken):
@@ -625,7 +568,6 @@ class PendingAllreduces:
 
 
 def _weighted(gradient: Gradient, reduction: StepReduction) -> torch.Tensor:
-    """Return the tensor that this worker sends for `gradient`, in the dtype in which it is sent."""
     weight, parameter, local = reduction.part.sent, gradient.parameter, None
     if gradient.is_local(reduction.step.number):
         local = parameter.grad

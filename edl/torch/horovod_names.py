@@ -1,10 +1,9 @@
 """Re-export the names of ``horovod.torch`` in ``edl.torch``, for scripts written for Horovod.
 
-``import horovod.torch as hvd`` becomes ``import edl.torch as hvd``. :func:`DistributedOptimizer`
-wraps Horovod's, and ``rank()``, ``size()`` and the like are edl's. The collectives are Horovod's
-own and use the current ring; when the ring breaks, they raise HorovodInternalError, and
-``elastic.run`` goes on from the last commit in a new ring. A newcomer that warms up is alone in a
-ring of one worker, although its ``rank()`` is then never 0.
+:func:`DistributedOptimizer` wraps Horovod's, and ``rank()``, ``size()`` and the like are edl's. The
+collectives are Horovod's own and use the current ring; when it breaks, they raise
+HorovodInternalError, and ``elastic.run`` goes on from the last commit in a new ring. A newcomer
+that warms up is alone in a ring of one worker, although its ``rank()`` is then never 0.
 """
 
 from __future__ import annotations
@@ -110,13 +109,12 @@ def DistributedOptimizer(
     distributed: Any = _DistributedOptimizer(optimizer, *arguments, **named)
     plainly = distributed.synchronize
 
-    def synchronize_and_tell() -> None:
+    def synchronize() -> None:  # once for each update: by step(), or by the script before it
         warmed_up(worker)
         plainly()
         worker.script.beat()
 
-    # Once for each update: by step(), or by the script before a step() that skips it.
-    distributed.synchronize = synchronize_and_tell
+    distributed.synchronize = synchronize
     return cast(torch.optim.Optimizer, distributed)
 
 

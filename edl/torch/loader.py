@@ -12,7 +12,7 @@ import random
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -63,39 +63,30 @@ from edl.worker.worker import Worker
 # ------------------------------------------------------------
 # Seed the random generators by (seed, epoch, sample) while a sample is loaded.
 #
-# `Seeded` and `SeededCollate` do it around the data set and the collate function of a loader. So
-# the augmentation of a sample is the same whichever worker and loader process loads it, also after
-# the death of a worker and after a resize, and it differs between epochs. Each sample seeds the
-# global generators of Python, NumPy and PyTorch (6 µs, measured with Python 3.11 and torch 2.13).
-# The generators are also seeded before the collate function makes a batch of the samples. Without
+# So the augmentation of a sample is the same whichever worker and loader process loads it, and it
+# differs between epochs. Each sample seeds the global generators of Python, NumPy and PyTorch (6
+# µs, measured with Python 3.11 and torch 2.13), and so does the collate function's call. Without
 # loader processes the generators of the training thread are saved while a batch is loaded, and
 # restored after it (15 µs). A data set that draws no random numbers is loaded without seeding, if
 # the script gives no collate function.
 
-
-DRAWS_NOTHING = (torch.utils.data.TensorDataset, torch.Tensor, np.ndarray, list, tuple, range)
-
+DRAWS_NOTHING = (TensorDataset, torch.Tensor, np.ndarray, list, tuple, range)
 _global: Any = np.random  # its functions for the global generator are not in its stubs
-
 _aside = np.random.MT19937()  # NumPy's generator while a batch is loaded in the training thread
 
 
 class Items(list[Any]):
     """A list of the indices of a batch's samples, with the seeds to load them with."""
 
-    epoch_seed = -1  # -1: the samples are loaded without seeds
-    keys: Sequence[int] = ()  # the position of each sample in the epoch
-
-    @classmethod
-    def of(cls, items: list[Any], epoch_seed: int, keys: Sequence[int]) -> Items:
-        """Return `items` with their seeds."""
-        made = cls(items)
-        made.epoch_seed, made.keys = epoch_seed, keys
-        return made
+    def __init__(
+        self, items: Iterable[Any], epoch_seed: int = -1, keys: Sequence[int] = ()
+    ) -> None:
+        super().__init__(items)
+        self.epoch_seed = epoch_seed  # -1: the samples are loaded without seeds
+        self.keys = keys  # the position of each sample in the epoch
 
 
 def seed_all(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and PyTorch with `seed`."""
     seed_python(seed)
     for generator in torch_generators():
         generator.manual_seed(seed)
@@ -103,7 +94,6 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def generators_aside() -> Iterator[None]:
-    """Save the random generators at the start of the `with` block, and restore them at its end."""
     python, numpy_ = random.getstate(), _global.get_bit_generator()
     before = [(generator, generator.get_state()) for generator in torch_generators()]
     _global.set_bit_generator(_aside)
@@ -117,7 +107,6 @@ def generators_aside() -> Iterator[None]:
 
 
 def read_seeded(dataset: Any, index: int, seed: int) -> Any:
-    """Return the sample of `index`, read with generators that `seed` has seeded."""
     with generators_aside():
         seed_all(seed)
         return dataset[index]
@@ -125,7 +114,7 @@ def read_seeded(dataset: Any, index: int, seed: int) -> Any:
 
 def draws_nothing(dataset: Any) -> bool:
     """Return whether it is certain that `dataset` draws no random numbers when a sample is read."""
-    if isinstance(dataset, torch.utils.data.Subset):
+    if isinstance(dataset, Subset):
         return draws_nothing(dataset.dataset)
     if isinstance(dataset, torch.utils.data.ConcatDataset):
         return all(map(draws_nothing, dataset.datasets))
@@ -133,16 +122,12 @@ def draws_nothing(dataset: Any) -> bool:
 
 
 def reads_batches(dataset: Any) -> bool:
-    """Return whether `dataset` reads all samples of a batch at once, by its `__getitems__`."""
-    subset = torch.utils.data.Subset
-    if isinstance(dataset, subset) and type(dataset).__getitems__ is subset.__getitems__:
+    if isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
         return reads_batches(dataset.dataset)  # a Subset has that method for any data set
     return hasattr(dataset, "__getitems__")
 
 
 class Seeded(torch.utils.data.Dataset[Any]):
-    """A data set that seeds the random generators before it reads a sample of another data set."""
-
     def __init__(self, dataset: Any, in_thread: bool) -> None:
         vars(self).update(dataset=dataset, in_thread=in_thread)
 
@@ -198,7 +183,6 @@ class SeededCollate:
         self._collate, self._in_thread = collate, in_thread
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Return the batch of `samples`."""
         if not self._in_thread:
             seed_all(_LastSeed.batch)
             return self._collate(samples)
@@ -210,7 +194,6 @@ class SeededCollate:
 # ------------------------------------------------------------
 # Keep the data of the last batch for padding batches, however the script changes what it gets.
 
-
 PLAIN = (torch.Tensor, np.ndarray, np.generic, str, bytes, int, float, complex, type(None))
 
 
@@ -218,17 +201,14 @@ class PaddingData:
     """The data of padding batches: those of the batch before, as they were loaded."""
 
     def __init__(self, load: Callable[[], Any]) -> None:
-        self._load = load
-        self._kept: Any = None
+        self._load, self._kept = load, None
         self._tensors: list[tuple[torch.Tensor, object]] | None = None  # None: no data are kept
 
     def keep(self, data: Any) -> None:
-        """Keep `data`, a batch that the script is about to get."""
         self._tensors = []
         self._kept = self._copied(data, self._tensors)
 
     def take(self) -> Any:
-        """Return the data that were kept, in new containers; load a batch if they are of no use."""
         kept = self._tensors
         if kept is None or any(_state(tensor) != state for tensor, state in kept):
             self.keep(self._load())
@@ -260,31 +240,30 @@ def _state(tensor: torch.Tensor) -> object:
 #
 # The adapters of trainers use it (`lightning`, `huggingface`): their users write PyTorch's loader.
 
-
 INSTEAD = (
     "edl decides which worker trains which sample: give the loader batch_size and shuffle only, or "
     "a data set that has what your sampler would choose (docs/guides/pytorch.md)"
 )
-
 PASSED_ON = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
 
 
 def is_shuffled(loader: TorchDataLoader[Any]) -> bool:
-    """Return whether `loader` was made with `shuffle=True`, as a loader of training data is."""
     return isinstance(loader.sampler, RandomSampler)
 
 
-def seed_of_order(seed: int | None, generator: Any, shuffle: bool) -> int:
-    """Return the seed that orders the data: `seed`, else one drawn from `generator`."""
-    if seed is not None:
-        return seed
-    # A generator that orders nothing may have the rank in its seed.
-    return generator.initial_seed() if shuffle and isinstance(generator, torch.Generator) else 0
-
-
 def training_options(loader: TorchDataLoader[Any]) -> dict[str, Any]:
-    """Return the arguments of `edl.torch.DataLoader` for the data and options of `loader`."""
-    _refuse(loader)
+    if type(loader.batch_sampler) is not BatchSampler:
+        reason = "a batch sampler of its own" if loader.batch_sampler else "no batch_size"
+        raise UsageError(f"the training loader has {reason}; {INSTEAD}")
+    if loader.drop_last:
+        raise UsageError(
+            "the training loader has drop_last=True, and edl trains every sample; leave it out"
+        )
+    sampler: Any = loader.sampler
+    if not isinstance(loader.dataset, IterableDataset) and type(sampler) is not SequentialSampler:
+        plain = type(sampler) is RandomSampler and not sampler.replacement
+        if not plain or sampler.num_samples != len(sampler.data_source):
+            raise UsageError(f"the training loader has a {type(sampler).__name__}; {INSTEAD}")
     options: dict[str, Any] = {name: getattr(loader, name) for name in PASSED_ON}
     options |= {
         "persistent_workers": loader.persistent_workers,
@@ -301,45 +280,24 @@ def training_options(loader: TorchDataLoader[Any]) -> dict[str, Any]:
     return options
 
 
-def _refuse(loader: TorchDataLoader[Any]) -> None:
-    """Raise UsageError for options of `loader` that would decide who trains which sample."""
-    if type(loader.batch_sampler) is not BatchSampler:
-        why = "a batch sampler of its own" if loader.batch_sampler else "no batch_size"
-        raise UsageError(f"the training loader has {why}; {INSTEAD}")
-    if loader.drop_last:
-        raise UsageError(
-            "the training loader has drop_last=True, and edl trains every sample; leave it out"
-        )
-    sampler: Any = loader.sampler
-    if isinstance(loader.dataset, IterableDataset) or type(sampler) is SequentialSampler:
-        return
-    plain = type(sampler) is RandomSampler and not sampler.replacement
-    if not plain or sampler.num_samples != len(sampler.data_source):
-        raise UsageError(f"the training loader has a {type(sampler).__name__}; {INSTEAD}")
-
-
 # ------------------------------------------------------------
-# Send small tensors from a loader process by value (`send_small_tensors_by_value`).
+# Send small tensors from a loader process by value.
 #
 # PyTorch sends each tensor of a batch as a piece of shared memory: the training process connects to
 # the loader process, is asked for its key, and receives a file descriptor. For the labels of a
 # batch, or for batches of small samples, this takes longer than the copies that it saves.
 
-
-MOST_BYTES = 131_072  # of a tensor that is sent by value: 128 KiB
-
+MAX_BYTES = 131_072  # of a tensor that is sent by value: 128 KiB
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def send_small_tensors_by_value() -> None:
-    """Let this process send tensors of up to `MOST_BYTES` by value through its queues."""
     # The receiver's memory is its own, shared neither with the sender nor with another tensor.
     ForkingPickler.register(torch.Tensor, _reduced)
 
 
 def _reduced(tensor: torch.Tensor) -> Reduced:
-    """Return a function and its arguments that make `tensor` again in the receiving process."""
-    if not (_is_plain(tensor) and 0 < tensor.nbytes <= MOST_BYTES):
+    if not (_is_plain(tensor) and 0 < tensor.nbytes <= MAX_BYTES):
         reduced: Reduced = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
         return reduced
     return _rebuilt, (_memory(tensor).tobytes(), tensor.dtype, tensor.shape, tensor.stride())
@@ -371,29 +329,15 @@ def _memory(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 # ------------------------------------------------------------
-# Read the samples of a `TensorDataset` a batch at once.
-#
-# PyTorch's loader takes each sample out of the tensors and stacks the samples again. `TensorRows`
-# indexes each tensor once for a batch. It gives the same bits in less time.
-
+# Read the samples of a `TensorDataset` a batch at once: the same bits in less time.
 
 _TYPES = {
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.bfloat16,
-    torch.float16,
-    torch.float32,
-    torch.float64,
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.bfloat16, torch.float16, torch.float32, torch.float64),
 }
 
 
 class TensorRows(torch.utils.data.Dataset[Any]):
-    """A data set for PyTorch's loader that reads the samples of another one a batch at once."""
-
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
@@ -402,9 +346,16 @@ class TensorRows(torch.utils.data.Dataset[Any]):
         rows: Sequence[Any] = items
         if isinstance(dataset, Subset):
             dataset, rows = dataset.dataset, [dataset.indices[item] for item in items]
-        tensors = dataset.tensors
+        tensors, total = dataset.tensors, len(dataset)
+        # The script may have registered its own function for tensors or tuples.
+        registered = default_collate_fn_map
+        plain = registered.get(torch.Tensor) is collate_tensor_fn and not any(
+            issubclass(tuple, kind) for kind in registered
+        )
+        whole = all(type(row) is int or isinstance(row, np.integer) for row in rows)
         if not (
-            _is_stacked() and all(map(_is_contiguous, tensors)) and _are_rows(rows, len(dataset))
+            (plain and all(map(_is_contiguous, tensors)))
+            and (whole and 0 <= min(rows) <= max(rows) < total)
         ):
             return default_collate([self._dataset[item] for item in items])
         at = torch.as_tensor(rows, dtype=torch.int64, device="cpu")
@@ -412,21 +363,13 @@ class TensorRows(torch.utils.data.Dataset[Any]):
 
 
 def is_of_tensors(dataset: Any) -> bool:
-    """Return whether `dataset` is a TensorDataset, or a Subset of one (`random_split`)."""
     if type(dataset) is Subset:
         dataset = dataset.dataset
     return type(dataset) is TensorDataset
 
 
 def as_read(batch: Any) -> Any:
-    """Return `batch`: the collate function of a loader whose data set reads whole batches."""
     return batch
-
-
-def _is_stacked() -> bool:
-    # The script may have registered its own function for tensors or tuples.
-    own = default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn
-    return not own and not any(issubclass(tuple, kind) for kind in default_collate_fn_map)
 
 
 def _is_contiguous(tensor: torch.Tensor) -> bool:
@@ -435,40 +378,22 @@ def _is_contiguous(tensor: torch.Tensor) -> bool:
     return type(tensor) is torch.Tensor and dense and tensor.is_contiguous()
 
 
-def _are_rows(rows: Sequence[Any], total: int) -> bool:
-    whole = all(type(row) is int or isinstance(row, np.integer) for row in rows)
-    return whole and 0 <= min(rows) <= max(rows) < total
-
-
 # ------------------------------------------------------------
 # Prepare the processes of PyTorch's loader for a worker that may leave or die.
-#
-# `LoaderProcessInit` runs in each of them.
-
 
 PR_SET_PDEATHSIG = 1  # prctl(2): have the kernel signal this process when its parent dies
 
 
 def forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
-    """Return whether `loader` starts its processes by forking this process."""
     context = loader.multiprocessing_context or multiprocessing
     return loader.num_workers > 0 and context.get_start_method() == "fork"
 
 
-def make_directory_of_sockets() -> None:
-    """Make the directory in which the processes of PyTorch's loader put their sockets."""
-    # Else each process would make its own (`pymp-*`), and leave it: it is ended by a signal.
-    multiprocessing.util.get_temp_dir()
-
-
 class LoaderProcessInit:
-    """The `worker_init_fn` of PyTorch's loader: a function that prepares a loader process."""
-
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then
 
     def __call__(self, number: int) -> None:
-        """Begin the loader process `number`, which ends with the trainer."""
         parent = os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         worker = multiprocessing.parent_process()  # the trainer; getppid() may be a fork server
@@ -494,13 +419,10 @@ def _obey(worker: int | None) -> None:
 # ------------------------------------------------------------
 # Form this worker's batches from its leases, and have PyTorch's loader load them.
 
-
 _NONE = object()  # stands for "no batch"; None may be the result of a collate_fn
 
 
 class LoaderBatchSource:
-    """A source of this worker's batches: formed from its leases, loaded by PyTorch's loader."""
-
     def __init__(
         self,
         worker: Worker,
@@ -538,7 +460,12 @@ class LoaderBatchSource:
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
         """Return the next batch and whether it is a padding batch; put its data into `data`."""
         fresh = self._take(waits)
-        if fresh is _NONE and self._first is None and self._has_more():
+        worker = self._worker
+        if (
+            fresh is _NONE
+            and self._first is None
+            and (worker.warming_up or worker.loader.sampler.has_more(worker.loader.ledger))
+        ):
             # At the start, and when leases came after the loader had read the last one.
             self._arriving = self._loaded(self._open())
             if not waits and self._loader.num_workers > 0:
@@ -551,12 +478,10 @@ class LoaderBatchSource:
         return self.pad(), True
 
     def pad(self) -> Batch:
-        """Return a padding batch for the open step, and put its data into `data`."""
         self.data = self._padding.take()
         return self._worker.loader.sampler.warm_up()
 
     def _take(self, waits: bool) -> Any:
-        """Return the data of the next batch; `_NONE` if the loader has none, or none yet."""
         if self._first is None:
             return next(self._arriving, _NONE)
         if not (waits or self._first.has_come):
@@ -564,18 +489,15 @@ class LoaderBatchSource:
         first, self._first = self._first, None
         return first.take()
 
-    def _has_more(self) -> bool:
-        worker = self._worker
-        return worker.warming_up or worker.loader.sampler.has_more(worker.loader.ledger)
-
     def _open(self) -> Iterator[Any]:
-        """Start PyTorch's loader with its processes, and return its iterator over batches."""
         # Those of this epoch are used again: the loader is started whenever new leases have come.
         if not self._keeps_processes and self._opened_in != self._worker.loader.epoch:
             self._end_processes()
         self._opened_in = self._worker.loader.epoch
         if self._loader.num_workers > 0:
-            make_directory_of_sockets()
+            # Of the sockets of all its processes: else each would make its own (`pymp-*`), and
+            # leave it, since it is ended by a signal.
+            multiprocessing.util.get_temp_dir()
         # In this thread: they end with it (prctl), and a fork may never get a lock that another
         # thread holds.
         if not forks(self._loader):  # others may keep a blocked signal blocked for good
@@ -597,7 +519,6 @@ class LoaderBatchSource:
             raise DataError(sentence.strip()) from error
 
     def _form(self) -> Batch | None:
-        """Form the next batch to load, from the leases; for a newcomer, the one of its warm-up."""
         if self._first is not None and not self._first.may_form():
             return None
         worker = self._worker
@@ -610,7 +531,6 @@ class LoaderBatchSource:
         return batch
 
     def _any_data(self) -> Any:
-        """Load a batch of the epoch's first samples, for padding where no data are kept."""
         items = self._as_sent(self._worker.loader.sampler.warm_up())
         dataset: Any = self._loader.dataset
         collate = self._loader.collate_fn
@@ -621,8 +541,6 @@ class LoaderBatchSource:
 
 
 class Leases(torch.utils.data.Sampler[list[Any]]):
-    """The batch sampler of PyTorch's loader, which yields batches while the leases have samples."""
-
     def __init__(self, form: Callable[[], Batch | None], as_sent: Callable[[Batch], Items]) -> None:
         self._form = form
         self._as_sent = as_sent
@@ -713,19 +631,25 @@ class DataLoader:
         _check(options)
         ahead = num_workers * (prefetch_factor or 2)
         generator = options.pop("order_generator", options.get("generator"))
-        seed = seed_of_order(seed, generator, shuffle and order is None)
-        how = batches, shuffle, seed, ahead
+        if seed is None:  # a generator that orders nothing may have the rank in its seed
+            ordered = shuffle and order is None and isinstance(generator, torch.Generator)
+            seed = generator.initial_seed() if ordered else 0
+        order_options = batches, shuffle, seed, ahead
         loaded: Any = dataset
         if is_numbered(dataset):
             total = len(cast(Sized, dataset)) if order is None else order.total
             if total < 1:
                 raise DataError("the dataset has 0 samples; at least one is needed")
-            self._source = attach_source(self._worker, dataset, total, *how, order)
+            self._source = attach_source(self._worker, dataset, total, *order_options, order)
             self._worker.loader.sampler.rereads = True
-            self._compare_samples(dataset, num_workers)
+            if not isinstance(dataset, Dataset):  # files of edl's cannot change
+                reads_here = num_workers == 0 or draws_nothing(dataset)
+                read = read_seeded if reads_here else lambda data, index, _: held(data, index)
+                check = DataCheck(lambda: len(cast(Sized, dataset)), partial(read, dataset))
+                self._worker.loader.compare_data(check)
         else:
             stream = stream_of(dataset)
-            self._source = attach_stream(self._worker, stream, *how)
+            self._source = attach_stream(self._worker, stream, *order_options)
             if isinstance(stream, StatefulStream):
                 track(**{"edl.DataLoader": stream})
             loaded = _Parsed(stream.parse, is_packed=num_workers > 0)
@@ -744,7 +668,7 @@ class DataLoader:
 
         def as_sent(batch: Batch) -> Items:
             epoch_seed = derived_seed(self._source.seed, self._worker.loader.epoch)
-            return Items.of(pack(batch.items), epoch_seed, batch.keys)
+            return Items(pack(batch.items), epoch_seed, batch.keys)
 
         self._feed = LoaderBatchSource(
             self._worker,
@@ -767,13 +691,6 @@ class DataLoader:
         self._length = total if is_numbered(dataset) and order is None else None
         self.batch_size = self._source.batch_size
 
-    def _compare_samples(self, dataset: Any, num_workers: int) -> None:
-        reads_here = num_workers == 0 or draws_nothing(dataset)
-        read = read_seeded if reads_here else lambda data, index, _: held(data, index)
-        if not isinstance(dataset, Dataset):  # files of edl's cannot change
-            check = DataCheck(lambda: len(dataset), partial(read, dataset))
-            self._worker.loader.compare_data(check)
-
     def epochs(self, count: int | None = None, *, max_steps: int | None = None) -> Iterator[int]:
         """Yield the numbers of the epochs to train: from the job's current epoch to ``count - 1``.
 
@@ -794,10 +711,9 @@ class DataLoader:
         return self._epochs(count, max_steps)
 
     def endless_epochs(self) -> Iterator[int]:
-        """Yield the numbers of the job's epochs for as long as the script asks for a further one.
+        """Yield epochs as :meth:`epochs` does, for a script that does not say how many it trains.
 
-        It is for scripts that do not say how long they train. When such a script has ended, the job
-        has finished. A newcomer first warms up, as with :meth:`epochs`.
+        When such a script has ended, the job has finished.
         """
         return self._epochs(None, None)
 
@@ -806,40 +722,32 @@ class DataLoader:
         self._worker.loader.progress.on_choice = self._batch_changed
         begin_loop()
         for epoch in self._steps.epochs(count, max_steps):
-            self._check_length()
+            length = self._length and len(cast(Sized, self.dataset))
+            if length != self._length:
+                raise UsageError(
+                    f"the data set has {length} samples now, and had {self._length} when "
+                    "edl.DataLoader was made: a job trains the same ones in each epoch. Build the "
+                    "whole data set before the loop, or start another job with it, from saved "
+                    "weights"
+                )
             check_schedulers()
             may_grow = self._worker.is_shared and not self._worker.logical  # the number of steps
             if may_grow and self._worker.rank == 0 and count is not None:
                 warn_of_counted_steps(count)
             yield epoch
 
-    def _check_length(self) -> None:
-        """Raise a UsageError if the data set has another length than when the loader was made."""
-        length = self._length and len(cast(Sized, self.dataset))
-        if length != self._length:
-            raise UsageError(
-                f"the data set has {length} samples now, and had {self._length} when "
-                "edl.DataLoader was made: a job trains the same ones in each epoch. Build the "
-                "whole data set before the loop, or start another job with it, from saved weights"
-            )
-
     def steps(self, count: int) -> Iterator[Any]:
         """Yield batches until the job has made ``count`` updates, over as many epochs as needed.
 
-        The updates are those that :func:`edl.step` counts: all updates of the model since the job
-        began, also before it was resumed or this worker joined. So all workers end with the same
-        update, and end the job together. If the job has made them already, there is no batch. A
+        :func:`edl.step` counts them, also those before the job was resumed or this worker joined,
+        so all workers end the job together; if it has made them already, there is no batch. A
         newcomer first gets one batch to warm up.
 
         Raises:
             UsageError: ``count`` is no whole number above 0.
         """
         asked_length("loader.steps()", None, count)
-        return self._all_batches(count)
-
-    def _all_batches(self, count: int) -> Iterator[Any]:
-        for _ in self._epochs(None, count):
-            yield from self
+        return (batch for _ in self._epochs(None, count) for batch in self)
 
     def _resized(self, before: int, now: int) -> None:
         batching = self._worker.loader.progress.source.batching
@@ -867,20 +775,18 @@ class DataLoader:
 
     @property
     def epoch_is_over(self) -> bool:
-        """Whether all samples of the epoch are trained, as known after ``optimizer.step()``.
+        """Whether the iterator has no further batch, as known after ``optimizer.step()``.
 
-        It is the same on all workers. Then the iterator has no further batch. It is also True after
-        the one batch of a warm-up, and when the job has made all its updates.
+        It is the same on all workers, and also True after the one batch of a warm-up.
         """
         return self._steps.is_over
 
     def stop(self) -> None:
         """End the training with the update that was made last; all workers call it after that one.
 
-        The loop over :meth:`epochs` or :meth:`steps` then ends instead of going on to its next
-        epoch, and all workers end the job together. It is for scripts that decide during the
-        training how long they train, such as by early stopping. Call it in such a loop, between two
-        steps. Before the job's first update, and in a warm-up, nothing happens.
+        The loop over :meth:`epochs` or :meth:`steps` then ends, and all workers end the job
+        together, such as by early stopping. Call it in such a loop, between two steps. Before the
+        job's first update, and in a warm-up, nothing happens.
         """
         if self._worker.step > 0 and not self._worker.warming_up:
             self._steps.limit(self._worker.step)
@@ -897,10 +803,9 @@ class DataLoader:
     def __len__(self) -> int:
         """Return how many batches each worker's script gets in an epoch, rounded up.
 
-        Each microbatch counts as one. Before this worker's first step in the job's ring the number
-        is computed for the number of workers with which the job began, so that a schedule over
-        ``epochs * len(loader)`` steps is the same on newcomers. After it the number is computed for
-        the present number of workers and the present global batch.
+        Each microbatch counts as one. Before this worker's first step it is computed for the number
+        of workers with which the job began, so that a schedule over ``epochs * len(loader)`` steps
+        is the same on newcomers; after it for the present workers and global batch.
 
         Raises:
             TypeError: the data set is a stream, whose length is unknown before its end.
@@ -914,11 +819,9 @@ class _Parsed(torch.utils.data.Dataset[Any]):
     """A data set for PyTorch's loader whose "indices" are samples that the worker has read."""
 
     def __init__(self, parse: Callable[[Any], Any] | None, is_packed: bool) -> None:
-        self._parse = parse
-        self.is_packed = is_packed
+        self._parse, self.is_packed = parse, is_packed
 
     def pack(self, read: list[Any]) -> list[Any]:
-        """Return the samples `read` of one batch in the form in which the loader gets them."""
         if not self.is_packed:
             return read
         try:
@@ -937,7 +840,6 @@ class _Parsed(torch.utils.data.Dataset[Any]):
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Refuse arguments of PyTorch's loader that would change which samples a worker trains."""
     for name in ("sampler", "batch_sampler"):
         if options.get(name) is not None:
             raise UsageError(

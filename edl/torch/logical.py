@@ -1,15 +1,10 @@
 """Make a step of logical workers the same, bit for bit, however many workers run them.
 
 A job with logical workers (the setting ``logical``) trains one microbatch for each of them in each
-step. Two things here see to it that it does not matter which worker trains which of them:
-
-- :mod:`edl.torch.logical`: each logical worker begins with the same buffers (BatchNorm's
-  averages), those that the step began with. At the end of the step each buffer is the mean over all
-  logical workers.
-- :class:`LogicalSums`: the gradients of the logical workers are kept apart until the step ends.
-  Then they are added up so that the sum is the same in any order (:mod:`edl.binding.exact`).
-
-The random generators are seeded for each logical worker by :mod:`edl.binding.loop`.
+step. Each begins with the same buffers (BatchNorm's averages), those that the step began with; at
+the end of the step each buffer is the mean over all logical workers. Their gradients are kept apart
+until then, and added up so that the sum is the same in any order (:mod:`edl.binding.exact`).
+:mod:`edl.binding.loop` seeds the random generators for each of them.
 """
 
 from __future__ import annotations
@@ -48,20 +43,16 @@ from edl.worker.worker import Worker
 # ------------------------------------------------------------
 # Add PyTorch's tensors up exactly: on a GPU many of them in one operation.
 #
-# `Tensors` is the `ArrayKind` of PyTorch. On a CPU it takes one tensor after the other, in chunks
-# that stay in the processor's cache. A GPU needs some microseconds to begin an operation, however
-# small, and the processor waits for all that was begun when it reads a result. So there an
-# operation takes all tensors of one type that fit into a chunk (`torch._foreach_...`, as in
-# PyTorch's optimizers), and many results are read at once. The bits are those of one tensor after
-# the other, because each element is computed on its own.
-
+# On a CPU one tensor comes after the other, in chunks that stay in the processor's cache. A GPU
+# needs some microseconds to begin an operation, however small, and the processor waits for all that
+# was begun when it reads a result. So there an operation takes all tensors of one type that fit
+# into a chunk (`torch._foreach_...`), and many results are read at once. The bits are those of one
+# tensor after the other, because each element is computed on its own.
 
 GPU_CHUNK = 1 << 23  # elements that a GPU rounds at once: 64 MiB of float64
 
 
 class _Slice(NamedTuple):
-    """A part of a row of elements: the index of the row, the first element, and the end."""
-
     row: int
     begin: int
     end: int
@@ -71,13 +62,10 @@ class _Slice(NamedTuple):
         return self.end - self.begin
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return these elements of the row `flat`."""
         return flat if self.size == flat.numel() else flat[self.begin : self.end]
 
 
 class Tensors:
-    """The tensors of PyTorch as `ArrayKind`."""
-
     def __init__(self) -> None:
         self._memory: torch.Tensor | None = None  # kept: to allocate takes as long as to add up
 
@@ -96,9 +84,11 @@ class Tensors:
         return found
 
     def add_up(self, rows: Sequence[Summands], constants: Sequence[float]) -> torch.Tensor:
-        """Return this worker's sums, in the memory of the last ones if that fits."""
         sizes = [_size(row.target) for row in rows]
-        sums = self._sums(sum(sizes), rows)
+        device = rows[0].target.device if rows else torch.device("cpu")
+        sums = self._memory
+        if sums is None or sums.numel() != sum(sizes) or sums.device != device:
+            sums = self._memory = torch.empty(sum(sizes), dtype=torch.float64, device=device)
         is_gpu = is_launched(sums.device)
         chunk = min(GPU_CHUNK if is_gpu else CHUNK, len(sums))
         scratch = torch.empty(chunk, dtype=torch.float64, device=sums.device)
@@ -111,7 +101,6 @@ class Tensors:
         return sums
 
     def means(self, rows: Sequence[Summands], sums: torch.Tensor) -> list[torch.Tensor]:
-        """Return the mean of each row, in the memory of its first summand if that fits."""
         found = [_mean_memory(row) for row in rows]
         flats = [_flat(mean) for mean in found]
         if is_launched(sums.device):
@@ -125,14 +114,6 @@ class Tensors:
                 _real(mean).copy_(flat.view(_real(mean).shape))
         return found
 
-    def _sums(self, size: int, rows: Sequence[Summands]) -> torch.Tensor:
-        """Return memory for sums of `size` elements."""
-        device = rows[0].target.device if rows else torch.device("cpu")
-        sums = self._memory
-        if sums is None or sums.numel() != size or sums.device != device:
-            sums = self._memory = torch.empty(size, dtype=torch.float64, device=device)
-        return sums
-
 
 def _add_up_together(
     rows: Sequence[Summands],
@@ -140,9 +121,14 @@ def _add_up_together(
     sums: torch.Tensor,
     scratch: torch.Tensor,
 ) -> None:
-    """Set `sums` to the sums of all rows, each of whose summands is rounded by its constant."""
-    begin = 0
-    for batch, summands in _with_summands(rows, max(1, len(scratch))):
+    begin, last, flats = 0, -1, []
+    for batch in _batches([_size(row.target) for row in rows], max(1, len(scratch))):
+        summands = []
+        for each in batch:
+            if each.row != last:
+                last = each.row
+                flats = [(_flat(values), weight) for values, weight in rows[last].own]
+            summands.append([(each.of(flat), weight) for flat, weight in flats])
         sizes = [each.size for each in batch]
         end = begin + sum(sizes)
         _add_batch(
@@ -160,7 +146,6 @@ def _add_batch(
     constants: Sequence[float],
     scratch: Sequence[torch.Tensor],
 ) -> None:
-    """Set each total to the sum of its summands, as `add_rounded` does."""
     without = [total for total, own in zip(totals, summands, strict=True) if not own]
     if without:
         torch._foreach_zero_(without)
@@ -181,7 +166,6 @@ def _add_batch(
 def _divide_together(
     rows: Sequence[Summands], sums: torch.Tensor, flats: Sequence[torch.Tensor]
 ) -> None:
-    """Set the tensors `flats` to `sums` divided by the divisors of their rows."""
     begin = 0
     sizes = [flat.numel() for flat in flats]
     for divisor, run in groupby(zip(rows, sizes, strict=True), lambda each: each[0].divisor):
@@ -200,13 +184,11 @@ def _divide_together(
 
 
 def copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy each source into its target, which has its shape; types and devices may differ."""
     for indices in by_type(targets, sources):
         torch._foreach_copy_([targets[i] for i in indices], [sources[i] for i in indices])
 
 
 def by_type(*lists: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Return groups of indices: in each list the tensors of a group have one type and device."""
     keys: list[list[Any]] = []
     for tensors in lists:
         keys += [[one.dtype for one in tensors], [one.device for one in tensors]]
@@ -225,7 +207,13 @@ def _bounds(values: Sequence[torch.Tensor]) -> list[float]:
         some = [values[index] for index in indices]
         if is_launched(some[0].device):
             order += indices
-            norms = torch._foreach_norm(_floating(some), ord=math.inf)
+            if not some[0].is_floating_point():  # what they are in float64
+                sizes = [one.numel() for one in some]
+                memory = torch.empty(sum(sizes), dtype=torch.float64, device=some[0].device)
+                floating = [*memory.split_with_sizes(sizes)]
+                copy_each(floating, [one.reshape(-1) for one in some])
+                some = floating
+            norms = torch._foreach_norm(some, ord=math.inf)
             read.append(torch.stack(norms).double())
             continue
         for index, one in zip(indices, some, strict=True):  # the norm would take ten times as long
@@ -235,18 +223,6 @@ def _bounds(values: Sequence[torch.Tensor]) -> list[float]:
     for index, bound in zip(order, bounds, strict=True):
         found[index] = bound
     return found
-
-
-def _floating(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors of one type and device, or what they are in float64 if they are integers."""
-    first = values[0]
-    if first.is_floating_point():
-        return values
-    sizes = [one.numel() for one in values]
-    memory = torch.empty(sum(sizes), dtype=torch.float64, device=first.device)
-    floating = [*memory.split_with_sizes(sizes)]
-    copy_each(floating, [one.reshape(-1) for one in values])
-    return floating
 
 
 def _batches(sizes: Sequence[int], chunk: int) -> Iterator[list[_Slice]]:
@@ -263,21 +239,6 @@ def _batches(sizes: Sequence[int], chunk: int) -> Iterator[list[_Slice]]:
             left -= each.size
     if batch:
         yield batch
-
-
-def _with_summands(
-    rows: Sequence[Summands], chunk: int
-) -> Iterator[tuple[list[_Slice], list[list[tuple[torch.Tensor, float]]]]]:
-    """Yield the batches of rows, and the summands of each slice with their weights."""
-    row, flats = -1, []
-    for batch in _batches([_size(one.target) for one in rows], chunk):
-        summands = []
-        for each in batch:
-            if each.row != row:
-                row = each.row
-                flats = [(_flat(values), weight) for values, weight in rows[row].own]
-            summands.append([(each.of(flat), weight) for flat, weight in flats])
-        yield batch, summands
 
 
 def _mean_memory(row: Summands) -> torch.Tensor:
@@ -312,21 +273,15 @@ def is_launched(device: torch.device) -> bool:
 # ------------------------------------------------------------
 # Let each logical worker of a step begin with the same buffers: those that the step began with.
 #
-# Buffers are what a model keeps beside its parameters, such as BatchNorm's averages. At the end of
-# the step each buffer is the mean over all logical workers (`LogicalBuffers`).
-#
 # After each pass the buffers are compared with their values at the beginning of the step, and what
 # the pass has changed is kept. On a GPU the processor would have to wait for the pass there. So
 # small buffers on a GPU are kept whether they have changed or not, and compared at the end of the
 # step.
 
-
 SMALL = 1 << 20  # elements; a larger buffer seldom changes, and to keep it takes memory
 
 
 class _Buffer(NamedTuple):
-    """A buffer of a module, and a copy of its values at the beginning of the step."""
-
     path: str
     module: torch.nn.Module
     name: str
@@ -334,7 +289,6 @@ class _Buffer(NamedTuple):
     copy: torch.Tensor
 
     def is_replaced(self) -> bool:
-        """Return whether a forward pass has put another tensor, or None, in the buffer's place."""
         return self.module._buffers.get(self.name) is not self.buffer
 
     def take_back(self) -> torch.Tensor | None:
@@ -359,7 +313,6 @@ class _GpuBuffers:
         self.copies = self._divide(self._before)
 
     def end_piece(self, counts: bool) -> list[torch.Tensor]:
-        """Set the buffers to the copies, and return the values that they had."""
         values = self._values()
         with torch.no_grad():
             torch._foreach_copy_([*self._buffers], self.copies)
@@ -383,8 +336,6 @@ class _GpuBuffers:
 
 
 class LogicalBuffers:
-    """The buffers of a model in a step of logical workers."""
-
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._before: list[_Buffer] = []
@@ -393,7 +344,6 @@ class LogicalBuffers:
         self._changed: set[int] = set()  # the indices of what some pass has changed for certain
 
     def begin_step(self) -> None:
-        """Keep a copy of all buffers, with which each logical worker of the step begins."""
         known: dict[int, tuple[str, torch.nn.Module, str, torch.Tensor]] = {}
         for path, module in self._model.named_modules():
             for name, buffer in module._buffers.items():
@@ -417,7 +367,6 @@ class LogicalBuffers:
 
     @property
     def names(self) -> list[str]:
-        """A description of each buffer of the step, by its name in the model."""
         return [f"the buffer {each.path}" for each in self._before]
 
     def end_piece(self, counts: bool) -> list[torch.Tensor]:
@@ -441,7 +390,6 @@ class LogicalBuffers:
         return [each.copy if one is None else one for each, one in pairs]
 
     def summands(self, pieces: int) -> Iterator[Summands]:
-        """Yield for each buffer what this worker adds to its mean."""
         changed = self._changed | self._compared()
         for index, (_, _, _, buffer, copy) in enumerate(self._before):
             after = [one[index] for one in self._after]
@@ -449,7 +397,6 @@ class LogicalBuffers:
             yield Summands(buffer, own, float(pieces), index in changed, copy)
 
     def _compared(self) -> set[int]:
-        """Return the indices of the small buffers on a GPU that some pass has changed."""
         order, changes = [], []
         for indices, together in self._gpu:
             if found := together.changes():
@@ -503,7 +450,6 @@ THREADS_DIFFER = (
 
 
 def arithmetic() -> Arithmetic:
-    """Return what the last bits of this process' results depend on."""
     cuda: Any = torch.cuda
     return Arithmetic(torch.get_num_threads(), _instructions(cuda.is_initialized()))
 
@@ -511,31 +457,21 @@ def arithmetic() -> Arithmetic:
 @functools.cache
 def _instructions(on_gpu: bool) -> str:
     """Return by what this process computes; `on_gpu`: a GPU, too, which is not started here."""
-    environ = environment()
-    used = [
-        f"ATen {torch.backends.cpu.get_cpu_capability()}",
-        of_onednn(environ),
-        of_mkl(environ),
-    ]
+    environ, capability = environment(), torch.backends.cpu.get_cpu_capability()
+    used = [f"ATen {capability}", of_onednn(environ), of_mkl(environ)]
     return ", ".join([*used, torch.cuda.get_device_name()] if on_gpu else used)
 
 
 class Means(NamedTuple):
-    """The result of a step of all logical workers."""
-
     gradients: list[tuple[Gradient, torch.Tensor]]  # that some logical worker has, and the means
     buffers: list[tuple[torch.Tensor, torch.Tensor]]  # that some pass has changed, and the means
 
 
 class LogicalSums:
-    """The gradients and buffers that this worker's logical workers computed in the open step."""
-
     def __init__(
         self, worker: Worker, model: torch.nn.Module, suffix: str, passes: int = 1
     ) -> None:
-        self._worker = worker
-        self._passes = passes
-        self._suffix = suffix
+        self._worker, self._suffix, self._passes = worker, suffix, passes
         self._kept: dict[Gradient, list[tuple[torch.Tensor, float]]] = {}
         self._tensors = Tensors()
         self._step = -1  # the step that they are of
@@ -549,7 +485,6 @@ class LogicalSums:
         self._audit = ExactAudit(worker)
 
     def begin_piece(self, step: int, seed: int) -> None:
-        """Prepare for the pass of one logical worker."""
         if self.unstepped == step:
             raise UsageError(NO_STEP)
         self._passed = 0
@@ -562,7 +497,6 @@ class LogicalSums:
         self._in_piece = True
 
     def end_backward(self, gradients: Sequence[Gradient]) -> bool:
-        """Note the end of a backward pass; return whether the batch may have another one."""
         if not self._worker.loader.engine.logical:
             return False
         self._passed += 1
@@ -575,7 +509,6 @@ class LogicalSums:
         return self._passed < self._passes
 
     def end_batch(self, gradients: Sequence[Gradient]) -> None:
-        """Note that the script has called `optimizer.step()`, or what stands for it."""
         self.unstepped = -1
         self.end_piece(gradients)
 
@@ -607,7 +540,12 @@ class LogicalSums:
             found.append((gradient, own))
             if weight:
                 self._kept.setdefault(gradient, []).append((own, weight))
-        _refuse_any(not_computed)
+        if not_computed:  # read at once: each read waits for the device
+            device = not_computed[0][1].device
+            is_set = torch.stack([has_value.to(device) for _, has_value in not_computed]).tolist()
+            for (name, _), has_value in zip(not_computed, is_set, strict=True):
+                if has_value:
+                    raise UsageError(SET_BY_HAND.format(name=name))
         after = self._buffers.end_piece(weight > 0)
         self._audit.end_pass(lambda: self._digests(found, after))
 
@@ -622,14 +560,12 @@ class LogicalSums:
         self._options.check(step, options, self._worker.step)
 
     def clear(self) -> None:
-        """Drop all gradients, at the end of the step."""
         self._kept.clear()
         self._step, self._in_piece = -1, False
 
     def means(
         self, gradients: Sequence[Gradient], weights: Weights, sending: Callable[[], None]
     ) -> Means:
-        """Return the mean of each gradient and buffer over all logical workers of the step."""
         # If the ring breaks, it is called again in the next: what is kept must be as before.
         loader = self._worker.loader
         source, engine = loader.progress.source, loader.engine
@@ -650,30 +586,21 @@ class LogicalSums:
         names = [_name(each) for each in gradients] + self._buffers.names
         self._audit.compare(names, pieces, alike, together)
         found = exact_means(rows, pieces, alike, self._tensors, together)
-        count = len(gradients)
+        pairs = zip(gradients, found, strict=False)
+        after = zip(rows[len(gradients) :], found[len(gradients) :], strict=True)
         return Means(
-            [
-                (each, mean)
-                for each, mean in zip(gradients, found, strict=False)
-                if mean is not None
-            ],
-            [
-                (row.target, mean)
-                for row, mean in zip(rows[count:], found[count:], strict=True)
-                if mean is not None
-            ],
+            [(each, mean) for each, mean in pairs if mean is not None],
+            [(row.target, mean) for row, mean in after if mean is not None],
         )
 
     def _digests(
         self, found: Sequence[tuple[Gradient, torch.Tensor]], buffers: Sequence[torch.Tensor]
     ) -> dict[str, int]:
-        """Return the digests of gradients and of all buffers after a pass, by their names."""
         values = [(_name(gradient), own) for gradient, own in found]
         values += zip(self._buffers.names, buffers, strict=True)
         return digests(ByteRange(name, one, 0, size_of(one) or 0, True) for name, one in values)
 
     def _together(self, summed: Any, kind: str) -> Any:
-        """Return the element-wise sum or largest of all workers' `summed`, which is overwritten."""
         tensor = torch.tensor(summed, dtype=torch.float64) if isinstance(summed, list) else summed
         try:
             name = f"edl.logical.{kind}{self._suffix}"
@@ -685,14 +612,3 @@ class LogicalSums:
 
 def _name(gradient: Gradient) -> str:
     return f"the gradient of {gradient.name}"
-
-
-def _refuse_any(gradients: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Raise UsageError for the first of pairs of a gradient's name and whether it has a value."""
-    if not gradients:
-        return
-    device = gradients[0][1].device
-    found = torch.stack([has_value.to(device) for _, has_value in gradients]).tolist()
-    for (name, _), has_value in zip(gradients, found, strict=True):
-        if has_value:
-            raise UsageError(SET_BY_HAND.format(name=name))

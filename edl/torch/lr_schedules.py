@@ -2,8 +2,7 @@
 
 The rate of an update is set right before the update, when every worker knows how many samples the
 update has. So it is the same on all workers, whatever the batches are and whichever workers have
-joined or left. A script may call ``scheduler.step()`` as for PyTorch's own schedulers; the call
-changes no rate. :func:`follow_policy` makes a schedule from the job's policy file.
+joined or left.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
@@ -27,39 +25,30 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 from edl.binding.process import current_worker
-from edl.binding.replica import PLAIN, map_leaves
+from edl.binding.replica import map_leaves
 from edl.errors import UsageError
 from edl.record import dict_of_kind, kind_of_dict
 from edl.schedules import Constant, Scaling, Schedule
 from edl.step.source import StepInterval
 from edl.torch.gradients import Arguments, after_closure
-from edl.torch.optimizer_state import can_save, stepping, with_inner_optimizers
+from edl.torch.optimizer_state import PORTABLE, can_save, stepping, with_inner_optimizers
 from edl.worker.loader_steps import Update
 
 logger = logging.getLogger(__name__)
 
 
 # ------------------------------------------------------------
-# Share the states of a script's LR schedulers, if they are of PyTorch's base class.
-#
-# `Schedulers` shares them. A script makes its scheduler as with PyTorch alone; a newcomer, and a
-# job that is resumed, must go on with the learning rate of the job. The module also warns of
-# schedules that depend on the number of steps (`warn_of_counted_steps`, `warn_of_a_changed_batch`),
-# because a job whose size changes has no fixed number of steps.
-
+# Share the states of a script's LR schedulers, if they are of PyTorch's base class: a newcomer, and
+# a job that is resumed, must go on with the learning rate of the job. And warn of schedules that
+# depend on the number of steps, since a job whose size changes has no fixed number of them.
 
 STAYS = "edl: stays with each worker"  # takes the place of a value that cannot be sent
-
 _LISTS = (list, tuple)
-
 _made: list[weakref.ref[LRScheduler]] = []
-
 _warned_of: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
 # By scheduler that counts samples: the steps that it had made before the job's first sample.
 _counting_samples: weakref.WeakKeyDictionary[LRScheduler, int] = weakref.WeakKeyDictionary()
-
 _step_values: weakref.WeakKeyDictionary[LRScheduler, float] = weakref.WeakKeyDictionary()
-
 _intervals: weakref.WeakKeyDictionary[LRScheduler, StepInterval] = weakref.WeakKeyDictionary()
 
 
@@ -98,13 +87,10 @@ def _skip_if(kind: type, name: str, skips: Callable[[], bool]) -> None:
 
 
 class Schedulers:
-    """The LR schedulers of the optimizers given to `add`, in the order of their creation."""
-
     def __init__(self) -> None:
         self._optimizers: list[torch.optim.Optimizer] = []
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """Include the schedulers of `optimizer`, also those that the script makes later."""
         self._optimizers.append(optimizer)
 
     def states(self, but: Collection[Any]) -> list[dict[str, Any]]:
@@ -112,9 +98,12 @@ class Schedulers:
         return [
             {
                 "kind": type(scheduler).__name__,
-                "state": _portable(scheduler.state_dict()),
+                "state": map_leaves(
+                    scheduler.state_dict(),
+                    lambda leaf, _: leaf if isinstance(leaf, PORTABLE) else STAYS,
+                ),
                 "steps_before": steps_before_samples(scheduler),
-                "interval": [*(interval_of(scheduler) or ())],
+                "interval": [*(_intervals.get(scheduler) or ())],
             }
             for scheduler in self._mine(but)
         ]
@@ -123,14 +112,14 @@ class Schedulers:
         """Load the job's states into schedulers of the same classes; return the others' classes."""
         mine, unfit = self._mine(but), []
         for theirs in reversed(states):  # the newest first: an earlier one may be of another stage
-            fits = [one for one in mine if type(one).__name__ == theirs["kind"]]
-            if fits:
-                mine.remove(fits[-1])
-                load_scheduler(fits[-1], theirs["state"])
-                if fits[-1] in _counting_samples and "steps_before" in theirs:
-                    go_on(fits[-1], theirs["steps_before"], theirs.get("interval"))
-            else:
+            same = [one for one in mine if type(one).__name__ == theirs["kind"]]
+            if not same:
                 unfit.append(theirs["kind"])
+                continue
+            mine.remove(same[-1])
+            load_scheduler(same[-1], theirs["state"])
+            if same[-1] in _counting_samples and "steps_before" in theirs:
+                go_on(same[-1], theirs["steps_before"], theirs.get("interval"))
         return unfit[::-1]
 
     def _mine(self, but: Collection[Any]) -> list[LRScheduler]:
@@ -144,7 +133,6 @@ class Schedulers:
 
 
 def schedulers_of(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
-    """Return the LR schedulers that the script has made for `optimizer` and not deleted."""
     optimizers = {id(one) for one in with_inner_optimizers(optimizer)}
     return [one for one in _alive() if id(getattr(one, "optimizer", None)) in optimizers]
 
@@ -155,7 +143,6 @@ def step_values(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 def warn_of_counted_steps(epochs: int) -> None:
-    """Warn once of each OneCycleLR that counts steps and not epochs."""
     for scheduler in _alive():
         if not isinstance(scheduler, OneCycleLR) or scheduler.total_steps <= epochs:
             continue
@@ -180,15 +167,9 @@ def counts_samples(
         _intervals[scheduler] = interval
 
 
-def counts_steps(scheduler: LRScheduler) -> None:
-    """Take back `counts_samples` for `scheduler`."""
-    del _counting_samples[scheduler]
-    _intervals.pop(scheduler, None)
-
-
 def go_on(scheduler: LRScheduler, steps_before: int, interval: Sequence[Any] | None) -> None:
     """Let a scheduler go on with the samples of the job, perhaps with another global batch."""
-    mine, theirs = interval_of(scheduler), StepInterval(*interval) if interval else None
+    mine, theirs = _intervals.get(scheduler), StepInterval(*interval) if interval else None
     if mine is not None and theirs is not None:
         if has_own_function(scheduler):  # to which the script's interval belongs
             steps_before = mine.steps(theirs.samples(steps_before))
@@ -197,23 +178,16 @@ def go_on(scheduler: LRScheduler, steps_before: int, interval: Sequence[Any] | N
     counts_samples(scheduler, steps_before, mine)
 
 
-def interval_of(scheduler: LRScheduler) -> StepInterval | None:
-    """Return after how many samples `scheduler` makes a step; None if it has no such number."""
-    return _intervals.get(scheduler)
-
-
 def has_own_function(scheduler: LRScheduler) -> bool:
     """Return whether the rates come from a function of the script that is not in the state."""
     return isinstance(scheduler, LambdaLR) and not any(scheduler.state_dict()["lr_lambdas"])
 
 
 def steps_before_samples(scheduler: LRScheduler) -> int:
-    """Return how many steps `scheduler` had made before the job's first sample."""
     return _counting_samples.get(scheduler, 0)
 
 
 def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
-    """Log a warning for each LR scheduler that counts steps, after the global batch has changed."""
     alive = _alive()
     parts = {id(part) for one in alive for part in getattr(one, "_schedulers", ())}
     for scheduler in alive:
@@ -234,7 +208,6 @@ def warn_of_a_changed_batch(before: int, now: int, epochs: int) -> None:
 
 
 def step_count(scheduler: LRScheduler) -> int:
-    """Return how many steps `scheduler` has made, by its `last_epoch`."""
     while isinstance(scheduler, ChainedScheduler):
         scheduler = scheduler._schedulers[0]
     return int(scheduler.last_epoch)
@@ -245,18 +218,11 @@ def _alive() -> list[LRScheduler]:
     return [one for ref in _made if (one := ref()) is not None]
 
 
-def _portable(state: dict[str, Any]) -> Any:
-    values = (*PLAIN, np.ndarray, np.generic, torch.Tensor)
-    return map_leaves(state, lambda leaf, _: leaf if isinstance(leaf, values) else STAYS)
-
-
 def savable(states: list[dict[str, Any]]) -> Any:
-    """Return what `Schedulers.states` has returned in a form that a checkpoint can hold."""
     return map_leaves(states, lambda leaf, _: leaf if can_save(leaf) else STAYS)
 
 
 def load_scheduler(scheduler: LRScheduler, state: Any) -> None:
-    """Load `state`, of a scheduler of the same class in the job, into `scheduler`."""
     scheduler.load_state_dict(_overlaid(scheduler.state_dict(), state))
     _step_values.pop(scheduler, None)  # a newcomer's warm-up had another model
 
@@ -278,7 +244,6 @@ def _overlaid(mine: Any, theirs: Any) -> Any:
 
 
 def _has_marker(state: Any) -> bool:
-    """Return whether `state` is the marker of a value that was not sent, or has one inside."""
     if isinstance(state, dict):
         return any(map(_has_marker, state.values()))
     if isinstance(state, list | tuple):
@@ -287,7 +252,6 @@ def _has_marker(state: Any) -> bool:
 
 
 BEFORE, INTERVAL = "edl_steps_before", "edl_interval"  # keys in the state of an InSamples
-
 UNSCALED = {"Rprop", "ASGD", "Adafactor"}  # their rate is no factor of the update
 
 
@@ -324,8 +288,8 @@ class LRSchedule(LRScheduler):
         self._keeps_ratios = keep_ratios
         self._ratios: list[float] = []
         several = [schedule] * groups if isinstance(schedule, Schedule) else schedule
-        fits = isinstance(several, Sequence) and len(several) == groups
-        if not fits or not all(isinstance(one, Schedule) for one in several):
+        is_of_groups = isinstance(several, Sequence) and len(several) == groups
+        if not is_of_groups or not all(isinstance(one, Schedule) for one in several):
             raise UsageError(
                 f"edl.LRSchedule needs a schedule of edl.schedules, or {groups}, one for each "
                 "parameter group"
@@ -359,12 +323,11 @@ class LRSchedule(LRScheduler):
         return state
 
     def _set(self, update: Update) -> None:
-        """Set the rate of each parameter group for `update`, the record of the next update."""
         scaling = self.scaling
         factor = 1.0
         if scaling is not None:
             factor = scaling.at(update.number, update.batches, update.noise.changes)
-        self._see_groups()
+        self._extend_to_new_groups()
         groups = self.optimizer.param_groups
         for group, schedule, ratio in zip(groups, self.schedules, self._ratios, strict=True):
             rate = factor * ratio * schedule.at(update.after)
@@ -374,14 +337,21 @@ class LRSchedule(LRScheduler):
                 group["lr"] = rate
         self._last_lr = self.get_lr()
 
-    def _see_groups(self) -> None:
-        """Extend the schedule to parameter groups that the script has added since."""
-        refuse_changed_groups(self.optimizer, len(self._ratios), "edl.LRSchedule", may_grow=True)
+    def _extend_to_new_groups(self) -> None:
+        check_groups(self.optimizer, len(self._ratios), "edl.LRSchedule", may_grow=True)
         new = self.optimizer.param_groups[len(self._ratios) :]
-        self._ratios += [
-            self._ratio(float(group["lr"]), number)
-            for number, group in enumerate(new, len(self._ratios))
-        ]
+        for number, group in enumerate(new, len(self._ratios)):
+            rate = float(group["lr"])
+            if not self._keeps_ratios or rate == self._first_rate:
+                self._ratios.append(1.0)
+                continue
+            if self._first_rate == 0:
+                raise UsageError(
+                    "the rate of the first parameter group of the optimizer is 0 and that of "
+                    f"group {number} is {rate:g}, so they have no ratio to keep; freeze parameters "
+                    "with requires_grad_(False) in place of a rate of 0, or put their group last"
+                )
+            self._ratios.append(rate / self._first_rate)
         lacking = len(self._ratios) - len(self.schedules)
         if lacking > 0 and not self._is_for_all:
             raise UsageError(
@@ -390,23 +360,10 @@ class LRSchedule(LRScheduler):
             )
         self.schedules += self.schedules[:1] * lacking
 
-    def _ratio(self, rate: float, number: int) -> float:
-        """Return the factor of parameter group `number` by which its schedule is multiplied."""
-        if not self._keeps_ratios or rate == self._first_rate:
-            return 1.0
-        if self._first_rate == 0:
-            raise UsageError(
-                f"the rate of the first parameter group of the optimizer is 0 and that of group "
-                f"{number} is {rate:g}, so they have no ratio to keep; freeze parameters with "
-                "requires_grad_(False) in place of a rate of 0, or put their group last"
-            )
-        return rate / self._first_rate
 
-
-def refuse_changed_groups(
+def check_groups(
     optimizer: torch.optim.Optimizer, count: int, scheduler: str, may_grow: bool = False
 ) -> None:
-    """Raise UsageError if `optimizer` does not have `count` parameter groups any more."""
     now = len(optimizer.param_groups)
     if now < count or (now > count and not may_grow):
         instead = "freeze parameters with requires_grad_(False) in place of removing their group"
@@ -419,7 +376,6 @@ def refuse_changed_groups(
 
 
 def follow_policy(optimizer: torch.optim.Optimizer) -> None:
-    """Attach an LR scheduler to `optimizer` if the job's policy file has a `[learning_rate]`."""
     policy = current_worker().follows()
     if policy is None or policy.learning_rate is None:
         return
@@ -436,7 +392,6 @@ def follow_policy(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_schedulers() -> None:
-    """Check that the script has no LR scheduler where the job's policy sets the rate."""
     for mine in _of_policy:
         if others := [one for one in schedulers_of(mine.optimizer) if one is not mine]:
             raise UsageError(BOTH.format(kind=type(others[0]).__name__))
@@ -468,20 +423,16 @@ class InSamples:
         loaded = {name: vars(scheduler).pop(name, None) for name in (BEFORE, INTERVAL)}
         counts_samples(scheduler, 0, StepInterval(batch, epoch))
         go_on(scheduler, step_count(scheduler), loaded[INTERVAL])
-        self._hook = before_each_update(scheduler.optimizer, self._advance, "edl.in_samples")
+        self._hook = before_each_update(
+            scheduler.optimizer, lambda update: self._advance_to(update.before), "edl.in_samples"
+        )
 
     @property
     def _step_interval(self) -> StepInterval:
-        interval = interval_of(self.scheduler)
-        assert interval is not None
-        return interval
+        return _intervals[self.scheduler]
 
     def steps_of(self, samples: int) -> int:
-        """Return how many steps the scheduler has made when the job has trained `samples`."""
         return steps_before_samples(self.scheduler) + self._step_interval.steps(samples)
-
-    def _advance(self, update: Update) -> None:
-        self._advance_to(update.before)
 
     def _advance_to(self, trained: int) -> None:
         scheduler, steps = self.scheduler, self.steps_of(trained)
@@ -491,9 +442,9 @@ class InSamples:
             scheduler.step()
 
     def release(self) -> LRScheduler:
-        """Return the wrapped scheduler, which edl does not advance any more: it counts steps."""
         self._hook.remove()
-        counts_steps(self.scheduler)
+        del _counting_samples[self.scheduler]
+        _intervals.pop(self.scheduler, None)
         return self.scheduler
 
     def step(self) -> None:
@@ -501,11 +452,9 @@ class InSamples:
         self._advance_to(current_worker().loader.progress.trained)
 
     def get_last_lr(self) -> list[float | torch.Tensor]:
-        """Return the last learning rate of each parameter group in the wrapped scheduler."""
         return self.scheduler.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the wrapped scheduler, with what its steps mean in samples."""
         return {
             **self.scheduler.state_dict(),
             BEFORE: steps_before_samples(self.scheduler),
@@ -552,18 +501,18 @@ def in_samples(scheduler: LRScheduler, batch: int) -> InSamples:
 
 
 def before_each_update(
-    optimizer: torch.optim.Optimizer, then: Callable[[Update], None], what: str
+    optimizer: torch.optim.Optimizer, then: Callable[[Update], None], caller: str
 ) -> RemovableHandle:
     """Let `then` be called right before each update, also one that others have made already."""
     if not hasattr(optimizer, "synchronize"):
         raise UsageError(
-            f"{what} needs the optimizer of the job: write optimizer = edl.Optimizer(optimizer, "
+            f"{caller} needs the optimizer of the job: write optimizer = edl.Optimizer(optimizer, "
             "model) before it"
         )
 
     if hasattr(optimizer, "_allreduce_delay"):  # Horovod's DistributedOptimizer
         raise UsageError(
-            f"{what} counts the samples of edl's own loader, and hvd.DistributedOptimizer trains "
+            f"{caller} counts the samples of edl's own loader, and hvd.DistributedOptimizer trains "
             "on others; use edl.DataLoader and edl.Optimizer, or a scheduler of PyTorch's"
         )
 

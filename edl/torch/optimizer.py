@@ -40,9 +40,8 @@ def Optimizer(
 
     Gradients are sent while backward still computes. When ``backward()`` returns, each gradient is
     the mean over the global batch. The optimizer gets the methods ``synchronize()`` and
-    ``skip_synchronize()`` of Horovod's optimizer, which a script need not call.
-
-    The model's parameters and buffers and the optimizer's state are sent to every newcomer.
+    ``skip_synchronize()`` of Horovod's optimizer, which a script need not call. Newcomers receive
+    the model's parameters and buffers and the optimizer's state.
 
     Args:
         optimizer: the optimizer to change in place.
@@ -77,9 +76,9 @@ def Optimizer(
         )
     if isinstance(optimizer, torch.optim.LBFGS) and _evaluates_again(optimizer):
         raise UsageError(AGAIN.format(kind="LBFGS"))
-    _refuse_other_exchange(model)
+    _check_other_exchange(model)
     if current_worker().logical:
-        _refuse_unlike(optimizer, model)
+        _check_logical(optimizer, model)
     if hasattr(optimizer, "synchronize"):
         raise UsageError("this optimizer was wrapped by edl.Optimizer (or Horovod) already")
     if backward_passes_per_step < 1:
@@ -97,10 +96,10 @@ def Optimizer(
 
 
 def _evaluates_again(lbfgs: torch.optim.LBFGS) -> bool:
-    return any(g["max_iter"] > 1 or g["line_search_fn"] for g in lbfgs.param_groups)
+    return any(group["max_iter"] > 1 or group["line_search_fn"] for group in lbfgs.param_groups)
 
 
-def _refuse_other_exchange(model: torch.nn.Module) -> None:
+def _check_other_exchange(model: torch.nn.Module) -> None:
     """Raise UsageError if another library than edl may average the gradients of `model`, too."""
     # edl would average them again, with other weights.
     others = {type(one).__name__ for one in model.modules()} & _EXCHANGING
@@ -118,8 +117,7 @@ def _refuse_other_exchange(model: torch.nn.Module) -> None:
         )
 
 
-def _refuse_unlike(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
-    """Raise UsageError for what depends on how many logical workers train at once."""
+def _check_logical(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
     if inner_optimizers(optimizer):
         raise UsageError(
             f"{type(optimizer).__name__} wraps another optimizer, and may change weights at each "
@@ -153,7 +151,8 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
         if hooked is not optimizer and stepping is optimizer:
             return None
         if stepping is None:  # else the step() of a class calls that of its base class
-            options = _numbers_between(optimizer, reduction)
+            between = reduction.accumulation.is_between_microbatches
+            options = option_numbers(optimizer) if between else None
         stepping = hooked
         return after_closure(arguments, named, begin)
 
@@ -163,32 +162,17 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
             return
         stepping = None
         if reduction.accumulation.is_between_microbatches:
-            _refuse_counting(optimizer, options)
+            # Its next update would depend on how many microbatches came before. None: it was to
+            # make the update, and a death has given this worker another microbatch meanwhile.
+            if options is not None and options != option_numbers(optimizer):
+                raise UsageError(COUNTS.format(kind=type(optimizer).__name__))
             return
-        _end_step(optimizer, reduction)
+        if not reduction.step.done:
+            raise UsageError(f"{type(optimizer).__name__}.step() has not evaluated its closure")
+        # A GradScaler leaves it to some optimizers to skip the update; this is on their device.
+        found_inf = getattr(optimizer, "found_inf", None)
+        reduction.end_step(skipped=False if found_inf is None else found_inf)
 
     for each in dict.fromkeys((optimizer, stepping_in(optimizer))):  # SAM's second step
         each.register_step_pre_hook(before)
         each.register_step_post_hook(after)
-
-
-def _end_step(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> None:
-    if not reduction.step.done:
-        raise UsageError(f"{type(optimizer).__name__}.step() has not evaluated its closure")
-    # A GradScaler leaves it to some optimizers to skip the update; this is on their device.
-    found_inf = getattr(optimizer, "found_inf", None)
-    reduction.end_step(skipped=False if found_inf is None else found_inf)
-
-
-def _numbers_between(
-    optimizer: torch.optim.Optimizer, reduction: GradientReduction
-) -> Numbers | None:
-    between = reduction.accumulation.is_between_microbatches
-    return option_numbers(optimizer) if between else None
-
-
-def _refuse_counting(optimizer: torch.optim.Optimizer, before: Numbers | None) -> None:
-    # Its next update would depend on how many microbatches came before. None: it was to make the
-    # update, and a death has given this worker another microbatch meanwhile.
-    if before is not None and before != option_numbers(optimizer):
-        raise UsageError(COUNTS.format(kind=type(optimizer).__name__))

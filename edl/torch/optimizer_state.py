@@ -1,11 +1,9 @@
 """Read and write the state of an optimizer, also of one that wraps another (Lookahead, SAM).
 
-:func:`state_of` reads a state, :func:`load_state` writes it. Wrappers are written in many ways:
-without ``Optimizer.__init__``, with a ``state_dict()`` that names parameters by their addresses, or
-one that leaves out the state of the inner optimizer. So a wrapper's own ``state_dict()`` is not
-called: the state of the wrapper and of each optimizer in it is read from ``state`` and
-``param_groups``. A loaded state is written into these same dict objects, because several attributes
-of a wrapper may refer to one dict.
+Wrappers are written in many ways: without ``Optimizer.__init__``, with a ``state_dict()`` that
+names parameters by their addresses, or leaves out the state of the inner optimizer. So the state of
+a wrapper and of each optimizer in it is read from ``state`` and ``param_groups``, and loaded into
+these same dict objects, because several attributes of a wrapper may refer to one dict.
 """
 
 from __future__ import annotations
@@ -31,16 +29,13 @@ logger = logging.getLogger(__name__)
 # ------------------------------------------------------------
 # Map the names in a model's `state_dict()` to the tensors that the workers of a job share.
 #
-# `state_dict_names` does it. A job shares each tensor of a model once, also buffers that are not
-# persistent. `state_dict()` has a tied tensor under each of its names and leaves out buffers that
-# are not persistent. It also holds what `get_extra_state()` of the modules returns
-# (`extra_states`), and values that their state-dict hooks add. All names are those of the model as
-# it is without `torch.compile` (`plain_name`), so that a job may use it or not.
-
+# A job shares each tensor of a model once, also buffers that are not persistent. `state_dict()` has
+# a tied tensor under each of its names, leaves out these buffers, and holds what
+# `get_extra_state()` of the modules returns and their state-dict hooks add. All names are those of
+# the model as it is without `torch.compile`, so that a job may use it or not.
 
 COMPILED = "_orig_mod."  # torch.compile puts the model into a module, under this name
-
-_PORTABLE = (*PLAIN, np.ndarray, np.generic, torch.Tensor)
+PORTABLE = (*PLAIN, np.ndarray, np.generic, torch.Tensor)  # what workers send each other
 
 
 def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, Any]]:
@@ -58,11 +53,10 @@ def state_dict_names(model: torch.nn.Module) -> tuple[dict[str, str], dict[str, 
 
 
 def extra_states(model: torch.nn.Module) -> dict[str, Any]:
-    """Return what `get_extra_state()` of the modules of `model` returns, by the module's name."""
     return {
         name: state
         for name, module in _with_extra_state(model)
-        if is_portable(state := module.get_extra_state())
+        if _all_leaves(state := module.get_extra_state(), lambda leaf: isinstance(leaf, PORTABLE))
     }
 
 
@@ -72,13 +66,7 @@ def load_extra_states(model: torch.nn.Module, states: Mapping[str, Any]) -> None
             module.set_extra_state(states[name])
 
 
-def is_portable(value: Any) -> bool:
-    """Return whether `value` has only parts that workers send each other."""
-    return _all_leaves(value, lambda leaf: isinstance(leaf, _PORTABLE))
-
-
 def can_save(value: Any) -> bool:
-    """Return whether `value` has only parts that a checkpoint file can hold."""
     return _all_leaves(value, lambda leaf: isinstance(leaf, torch.Tensor) or can_hold(leaf))
 
 
@@ -88,7 +76,6 @@ def plain_name(name: str) -> str:
 
 
 def with_plain_names(state: Any) -> Any:
-    """Return nested dicts and lists with plain names in place of all texts, keys and values."""
     # An earlier edl has written the names of a compiled model into its checkpoints.
     if isinstance(state, str):
         return plain_name(state)
@@ -106,15 +93,9 @@ def _with_extra_state(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Mo
 
 
 def _all_leaves(value: Any, test: Callable[[Any], bool]) -> bool:
-    """Return whether `test` is true for everything in the containers `value`."""
-    odd: list[Any] = []
-
-    def note(leaf: Any, _where: str) -> None:
-        if not test(leaf):
-            odd.append(leaf)
-
-    map_leaves(value, note)
-    return not odd
+    found: list[bool] = []
+    map_leaves(value, lambda leaf, _: found.append(test(leaf)))
+    return all(found)
 
 
 # ------------------------------------------------------------
@@ -138,12 +119,11 @@ def laid_out_like(
 # ------------------------------------------------------------
 # Share an optimizer's parameter groups and `requires_grad` flags with the job's state.
 #
-# `ParameterGroups` shares the groups, `Flags` the flags. A script may add a group in epoch 2,
+# A script may add a group in epoch 2,
 # remove one, or freeze parameters. A newcomer that begins in epoch 5, and a job that is resumed
 # there, have not run that code: they receive the groups and the flags with the job's state. The
 # groups that a newcomer's script has *before its loop* must be those that the job began with, or be
 # a subset of those that the job has now. Otherwise it is another script, and edl raises UsageError.
-
 
 Names = list[list[str]]  # of the parameters of each group
 
@@ -151,7 +131,6 @@ Names = list[list[str]]  # of the parameters of each group
 def optimizer_parameters(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module
 ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Yield the name and the object of each parameter of `optimizer`, group by group."""
     names = {parameter: plain_name(name) for name, parameter in model.named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, parameter in enumerate(parameters):
@@ -159,8 +138,6 @@ def optimizer_parameters(
 
 
 class ParameterGroups:
-    """The parameter groups of one optimizer; `follow` makes them equal to the job's."""
-
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
         self._optimizer, self._model = optimizer, model
         self._at_start: Names | None = None
@@ -168,23 +145,19 @@ class ParameterGroups:
 
     @property
     def names(self) -> Names:
-        """The names of the parameters in each present group of the optimizer."""
         named = optimizer_parameters(self._optimizer, self._model)
         return [[next(named)[0] for _ in each["params"]] for each in self._optimizer.param_groups]
 
     def begin(self) -> None:
-        """Record the parameter groups at the start of the epoch loop; further calls do nothing."""
         if self._at_start is None:
             self._at_start = self.names
 
     def state(self) -> dict[str, Names]:
-        """Return the parameter names of each group, at present and when the epoch loop began."""
         self.begin()
         assert self._at_start is not None
         return {"now": self.names, "at_start": self._at_start}
 
     def follow(self, theirs: Mapping[str, Names], options: Sequence[Mapping[str, Any]]) -> None:
-        """Make the groups of the optimizer those of the job, in the job's order."""
         self.begin()
         assert self._at_start is not None
         wanted, mine = theirs["now"], self.names
@@ -192,7 +165,13 @@ class ParameterGroups:
             return
         is_same_script = self._at_start == theirs["at_start"]
         if not is_same_script and any(each not in wanted for each in mine):
-            raise UsageError(_other_groups(mine, wanted))
+            number, odd = next((n, each) for n, each in enumerate(mine) if each not in wanted)
+            raise UsageError(
+                f"parameter group {number} of this script's optimizer has {some(odd)}, and the job "
+                f"has no such group: its {len(wanted)} have "
+                f"{'; '.join(some(each) for each in wanted)}; make the groups as the job's script "
+                "does, or start a new job"
+            )
         known = {plain_name(name): one for name, one in self._model.named_parameters()}
         known |= optimizer_parameters(self._optimizer, self._model)
         if unknown := [name for group in wanted for name in group if name not in known]:
@@ -219,18 +198,13 @@ class ParameterGroups:
                 group["params"] = list(zip(names, parameters, strict=True))
             type(optimizer).add_param_group(optimizer, group)
             groups += optimizer.param_groups
-            self._receive(set(parameters))
+            if not self._received:
+                vars(optimizer)["add_param_group"] = self._add
+            self._received.append(set(parameters))
         optimizer.param_groups[:] = groups  # in place: other objects may hold the list
         logger.info("the optimizer has the job's %d parameter groups now", len(groups))
 
-    def _receive(self, parameters: set[torch.Tensor]) -> None:
-        """Record a group that came with the job's state, by the set of its parameters."""
-        if not self._received:
-            vars(self._optimizer)["add_param_group"] = self._add
-        self._received.append(parameters)
-
     def _add(self, group: dict[str, Any]) -> None:
-        """Add the parameter group `group`, unless it came with the job's state already."""
         given = group["params"]
         given = [given] if isinstance(given, torch.Tensor) else [*given]
         tensors = {one[1] if isinstance(one, tuple) else one for one in given}
@@ -244,18 +218,14 @@ class ParameterGroups:
 
 
 class Flags:
-    """A record of the `requires_grad` flags with which the script's epoch loop began."""
-
     def __init__(self) -> None:
         self._at_start: dict[str, bool] = {}
 
     def begin(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Record the `requires_grad` flags with which the script's epoch loop begins."""
         for name, parameter in parameters.items():
             self._at_start.setdefault(name, parameter.requires_grad)
 
     def changed(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, bool]:
-        """Return the present `requires_grad` flags that the loop has changed, by parameter name."""
         self.begin(parameters)
         return {
             name: parameter.requires_grad
@@ -264,7 +234,6 @@ class Flags:
         }
 
     def follow(self, parameters: Mapping[str, torch.Tensor], changed: Mapping[str, bool]) -> None:
-        """Set the `requires_grad` flags of `parameters` to those of the job."""
         self.begin(parameters)
         for name, parameter in parameters.items():
             wanted = changed.get(name, self._at_start[name])
@@ -276,32 +245,18 @@ def _same(one: Iterable[torch.Tensor], other: Iterable[torch.Tensor]) -> bool:
     return [*map(id, one)] == [*map(id, other)]
 
 
-def _other_groups(mine: Names, wanted: Names) -> str:
-    number, odd = next((n, each) for n, each in enumerate(mine) if each not in wanted)
-    return (
-        f"parameter group {number} of this script's optimizer has {some(odd)}, and the job has no "
-        f"such group: its {len(wanted)} have {'; '.join(some(each) for each in wanted)}; make the "
-        "groups as the job's script does, or start a new job"
-    )
-
-
-_HOOKS = (
-    "_optimizer_step_pre_hooks",
-    "_optimizer_step_post_hooks",
-    "_optimizer_state_dict_pre_hooks",
-    "_optimizer_state_dict_post_hooks",
-    "_optimizer_load_state_dict_pre_hooks",
-    "_optimizer_load_state_dict_post_hooks",
-)
+_HOOKS = [
+    f"_optimizer_{call}_{when}_hooks"
+    for call in ("step", "state_dict", "load_state_dict")
+    for when in ("pre", "post")
+]
 
 
 def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """Return the optimizers that `optimizer` wraps, by the names of the attributes with them."""
     return {name: one for name, one in vars(optimizer).items() if isinstance(one, Optimizer)}
 
 
 def with_inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
-    """Return `optimizer` and all optimizers inside of it: those it wraps, and those in these."""
     found = [optimizer]
     for one in found:  # which grows
         known = {id(each) for each in found}
@@ -321,7 +276,6 @@ def stepping(optimizer: Optimizer) -> Optimizer:
 
 
 def complete(optimizer: Optimizer) -> None:
-    """Add the attributes that PyTorch's `Optimizer.__init__` sets, if they are missing."""
     own = vars(optimizer)
     if _HOOKS[0] in own:
         return
@@ -337,7 +291,6 @@ def complete(optimizer: Optimizer) -> None:
 
 
 def state_of(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the `state_dict()` of `optimizer`; for a wrapper, also of the optimizers in it."""
     inner = inner_optimizers(optimizer)
     if not inner:
         return _state_dict(optimizer)
@@ -377,7 +330,6 @@ def load_state(optimizer: Optimizer, state: dict[str, Any], exact: bool = True) 
 
 
 def lay_out_state(optimizer: Optimizer) -> None:
-    """Give each tensor with the shape of its parameter that parameter's order in memory."""
     for parameter, held in getattr(optimizer, "state", {}).items():
         if not isinstance(parameter, torch.Tensor) or not isinstance(held, dict):
             continue
@@ -424,7 +376,6 @@ def keeps_tensors(optimizer: Optimizer) -> bool:
 
 
 def copied_for_step(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of `state` that a `step()` without gradients does not change."""
     if not keeps_tensors(optimizer):
         return copy.deepcopy(state)
     shared: dict[str, Any] = map_leaves(state, lambda value, _: value)
@@ -477,12 +428,10 @@ def _put_back_converted(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 
 def same_kind(own: torch.Tensor, sent: torch.Tensor) -> bool:
-    """Return whether two tensors have the same dtype and are on devices of the same type."""
     return (own.dtype, own.device.type) == (sent.dtype, sent.device.type)
 
 
 def _write(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Write `state` into `param_groups` and `state` of an optimizer, in place."""
     parameters: list[torch.Tensor] = []
     for mine, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
         mine.update({name: value for name, value in theirs.items() if name != "params"})

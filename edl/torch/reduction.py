@@ -1,26 +1,18 @@
 """Reduce gradients: send them while backward still runs, weight them, and average them exactly.
 
-:class:`GradientReduction` does it for one optimizer. Each parameter's gradient goes to Horovod the
-moment autograd has accumulated it. It is weighted by two factors, one before and one after the
-average, see :mod:`edl.step.weighting`: if all workers train full batches, both are 1 and
-nothing is multiplied. The local gradient is never written to before the step is complete, so that a
-survivor of a broken ring can send it again (promise 5 of docs/explanation/guarantees.md). After the
-step its memory receives the next average. So a parameter needs memory for two gradients, and no
-gradient is copied, unless its parameter is not row-major.
+Autograd hands each parameter's gradient to Horovod the moment it has accumulated it. The gradient
+is weighted before and after the average (:mod:`edl.step.weighting`); with full batches both factors
+are 1 and nothing is multiplied. The local gradient is not written to before the step is complete,
+so that a survivor of a broken ring can send it again (promise 5 of docs/explanation/guarantees.md).
+After the step its memory receives the next average: memory for two gradients a parameter, and no
+copy unless the parameter is not row-major. When ``backward()`` returns, each gradient is the mean
+over the global batch, so scripts clip and scale the job's gradients.
 
-When ``backward()`` returns, each gradient is the mean over the global batch. So what scripts do
-with gradients then (clipping, loss scaling, looking for overflow) they do with the job's gradients.
-
-With several optimizers, a backward pass may add to gradients that are the mean already. Then the
-local gradients take the places of the means before anything is added, and the sums are sent again.
-The survivors of a broken ring need the local gradients, too.
-
-Inside of ``no_sync()``, and in all but the last of an optimizer's ``backward_passes_per_step``,
-gradients are added up here, each weighted by the samples of its batch, and sent with the gradients
-of the last pass. Those of logical workers (:mod:`edl.torch.logical`) are added up exactly.
-
-:mod:`edl.step.engine` decides whether a step sets the gradients to their mean, or changes
-no weights. All workers together decide which parameters have a gradient.
+With several optimizers a backward pass may add to gradients that are the mean already: before it
+does, the local gradients take the places of the means, and the sums are sent again. Inside of
+``no_sync()``, and in all but the last of ``backward_passes_per_step``, gradients are added up here,
+each weighted by the samples of its batch. Those of logical workers are added up exactly
+(:mod:`edl.torch.logical`).
 """
 
 from __future__ import annotations
@@ -30,7 +22,7 @@ import logging
 import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -56,15 +48,13 @@ from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-
 # ------------------------------------------------------------
 # Coordinate all optimizers of a script, and the backward passes that compute their gradients.
 #
-# `Optimizers` does it. With one optimizer `step` ends a step. With several, a step ends when the
-# next backward pass begins after an update, or when the script asks for the next batch. One that
-# takes two backward passes for an update (SAM) is treated like several. All gradients that the
-# updates of a step need are reduced before the first of these updates. See `engine`.
-
+# With one optimizer `step` ends a step. With several, a step ends when the next backward pass
+# begins after an update, or when the script asks for the next batch. One that takes two backward
+# passes for an update (SAM) is treated like several. All gradients that the updates of a step need
+# are reduced before the first of these updates. See `engine`.
 
 MANY_SKIPPED = 100  # in a row; a GradScaler that begins at 2**16 skips 20 or so
 
@@ -84,78 +74,26 @@ UPDATE_FAILED = (
 )
 
 
-class OptimizerReduction(Protocol):
-    """The interface through which `Optimizers` directs the reduction of one optimizer."""
-
-    accumulation: Accumulation
-
-    @property
-    def step(self) -> OptimizerStep:
-        """The current step of this optimizer: its number, its state and its events so far."""
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether `exchange` may be called: a step is open, not reduced, and there are others."""
-
-    @property
-    def is_broken_off(self) -> bool:
-        """Whether a backward pass of the current step was ended by an exception."""
-
-    @property
-    def has_sums(self) -> bool:
-        """Whether gradients were accumulated in the current step and not sent yet."""
-
-    def exchange(self, payload: bytes) -> list[bytes]:
-        """Send `payload` to all workers in the current step; return all payloads in rank order."""
-
-    def refuse_changed(self) -> None:
-        """Raise UsageError if the script has changed a gradient that is reduced in this step."""
-
-    def backward_ended(self) -> None:
-        """Reduce the gradients of this optimizer at the end of a backward pass."""
-
-    def backward_failed(self) -> None:
-        """Mark gradients as void that were sent in a backward pass that an exception has ended."""
-
-    def finish(self) -> None:
-        """Wait until each gradient of this optimizer is the mean over the global batch."""
-
-    def skip(self) -> None:
-        """Reduce the current step's gradients with all workers, and end it without an update."""
-
-    def note_skipped(self) -> None:
-        """Record at the end of a step, in `LastStep.skipped`, whether the update was skipped."""
-
-    def begin_piece(self, seed: int) -> None:
-        """Prepare for the pass of a logical worker; `seed` is the script's own random seed."""
-
-    def end_batch(self) -> None:
-        """Prepare for the next batch; end a step whose reduced gradients were not applied."""
-
-
 class Optimizers:
-    """All optimizers of the script, by their reductions, in the order of their creation."""
-
     def __init__(self, worker: Worker) -> None:
         self.worker, self._thread = worker, threading.get_ident()
         # More than one, or one that takes two backward passes for an update.
-        self.several = False  # no property: it is read once for each parameter
+        self.is_multi = False  # no property: it is read once for each parameter
         # Of logical workers: gradients stay local until `step()`, as with Horovod's optimizer.
         self.wait_for_step = False
         self.never_none: frozenset[torch.nn.Parameter] = frozenset()  # zeros if none computes one
         self.scaler: torch.amp.GradScaler | None = None  # the one that was used last
-        self._reductions: list[OptimizerReduction] = []
-        self._computed: list[OptimizerReduction] = []  # in the current backward pass
+        self._reductions: list[GradientReduction] = []
+        self._computed: list[GradientReduction] = []  # in the current backward pass
         self._skipped = 0  # batches in a row without an update
-        self._updating: dict[OptimizerReduction, int] = {}  # the last step whose update was begun
+        self._updating: dict[GradientReduction, int] = {}  # the last step whose update was begun
         self._numbers: RandomNumbers | None = None
-        self._owners: dict[torch.nn.Parameter, OptimizerReduction] = {}
+        self._owners: dict[torch.nn.Parameter, GradientReduction] = {}
         self.backward_end = BackwardEnd(self._backward_ended)
         worker.loader.on_reduced, worker.loader.on_pass = self._reduced, self.begin_piece
         worker.finishing.end_batch = self.end_batch
 
-    def add(self, reduction: OptimizerReduction, two_passes: bool = False) -> None:
-        """Add the reduction of one more optimizer."""
+    def add(self, reduction: GradientReduction, two_passes: bool = False) -> None:
         progress = self.worker.loader.progress
         if self._reductions and (progress.has_state or self.worker.loader.begun):
             raise UsageError(
@@ -170,21 +108,21 @@ class Optimizers:
                 "gradients inside of edl.no_sync() in place of backward_passes_per_step"
             )
         self._reductions.append(reduction)
-        self.several = self.several or several
-        if self.several:
-            self.worker.loader.before_exchange = self._end_updated_step
+        self.is_multi = self.is_multi or several
+        if self.is_multi:
+            self.worker.loader.before_exchange = lambda: (
+                self._end_step() if self.worker.loader.engine.updates else None
+            )
             for each in self._reductions:
                 each.accumulation.watch_all()
 
-    def own(self, parameter: torch.nn.Parameter, name: str, owner: OptimizerReduction) -> None:
-        """Record that one optimizer trains a parameter."""
+    def claim(self, parameter: torch.nn.Parameter, name: str, owner: GradientReduction) -> None:
         if self._owners.setdefault(parameter, owner) is not owner:
             raise UsageError(
                 f"{name} is trained by two optimizers; with edl each parameter has one"
             )
 
     def loss_scale(self) -> float:
-        """Return the factor by which the script's GradScaler multiplies losses at present."""
         return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
     # --- inside of the forward and backward passes
@@ -194,7 +132,7 @@ class Optimizers:
         first = self._reductions[0]
         if not first.exchanges:
             return None
-        if self.several:
+        if self.is_multi:
             raise UsageError(
                 "SyncBatchNorm works with one edl.Optimizer that makes one update for each batch; "
                 "with several, use torch.nn.BatchNorm1d, 2d or 3d, whose statistics are each "
@@ -204,18 +142,16 @@ class Optimizers:
 
     # --- backward passes
 
-    def computed(self, reduction: OptimizerReduction) -> None:
-        """Record that the current backward pass has computed a gradient of `reduction`."""
+    def computed(self, reduction: GradientReduction) -> None:
         if reduction not in self._computed:
             self._computed.append(reduction)
         self.backward_end.expect()
 
     def _backward_ended(self) -> None:
-        """Reduce or accumulate gradients at the end of a backward pass, optimizer by optimizer."""
         computed, self._computed = self._computed, []
-        if self.several:
+        if self.is_multi:
             for reduction in self._reductions:
-                reduction.refuse_changed()
+                reduction.check_mean_unchanged()
         # Autograd may call this in a thread of its own, which is then the training thread.
         in_script = threading.get_ident() == self._thread
         with contextlib.nullcontext() if in_script else activity.training_here():
@@ -223,19 +159,17 @@ class Optimizers:
                 if reduction in computed:
                     reduction.backward_ended()
 
-    def see_failure(self) -> None:
+    def void_failed_backward(self) -> None:
         """Void what a failed backward pass has sent; the script may have caught its exception."""
         if not self.backward_end.failed:
             return
         self.backward_end.failed = False
         computed, self._computed = self._computed, []
-        broken = [each for each in self._reductions if each in computed]
-        for reduction in broken:
+        for reduction in computed:
             reduction.backward_failed()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate the gradients of all optimizers in the `with` block, without sending them."""
         with contextlib.ExitStack() as stack:
             for each in self._reductions:
                 stack.enter_context(each.accumulation.no_sync())
@@ -243,20 +177,19 @@ class Optimizers:
 
     def leave_out(self) -> bool:
         """Leave out a batch without a backward pass; return whether the step goes on."""
-        self.see_failure()
+        self.void_failed_backward()
         return any(each.accumulation.leave_out() for each in self._reductions)
 
     # --- the end of a step
 
-    def begin_anew(self) -> None:
+    def next_update(self) -> None:
         """If an optimizer has made its update, end the step; begin the next on the same batch."""
-        if self.several and self.worker.loader.engine.is_between_parts:
+        if self.is_multi and self.worker.loader.engine.is_between_parts:
             if self.worker.loader.open:
                 self._note_skipped()
             self.worker.loader.next_part()
 
-    def begin_update(self, updating: OptimizerReduction) -> None:
-        """Check, before an optimizer makes its update, that no other has unsent gradients."""
+    def begin_update(self, updating: GradientReduction) -> None:
         if any(each.has_sums and each is not updating for each in self._reductions):
             raise UsageError(
                 "with several optimizers, gradients are accumulated for all of them in the same "
@@ -265,36 +198,39 @@ class Optimizers:
             )
         self._skipped = 0
         self._updating[updating] = updating.step.number
-
-    def reduce_broken_off(self, updating: OptimizerReduction) -> None:
-        """Before an update, reduce gradients of a backward pass that an exception has ended."""
         if any(each.is_broken_off for each in self._reductions):
-            # The others have reduced all of these at the end of that pass, and wait for this one.
+            # An exception has ended a backward pass. The others have reduced all of these at the
+            # end of that pass, and wait for this worker.
             for each in self._reductions:
                 if each is updating or each.is_broken_off:
                     each.finish()
 
     def skip(self) -> None:
-        """End the current step without an update, with or without a backward pass before."""
-        self._refuse_broken_off()
+        self._check_broken_off()
         if not self._is_decided:
             for each in self._reductions:
                 each.skip()
-        if self.several:
+        if self.is_multi:
             self._end_step()
 
     def end_batch(self) -> None:
-        """Prepare for the next batch; gradients that were not applied are a skipped update."""
         if self.worker.loader.open:
-            self._refuse_broken_off()
-            self._count_skipped()
+            self._check_broken_off()
+            updates = self.worker.loader.engine.updates
+            if not updates and any(each.step.is_decided for each in self._reductions):
+                self._skipped += 1
+                if self._skipped == MANY_SKIPPED:
+                    logger.warning(
+                        "%d batches in a row had a backward() and no optimizer.step(): the model "
+                        "does not change; call optimizer.step() for each batch",
+                        MANY_SKIPPED,
+                    )
             if self._is_decided:
                 self._end_step()
         for each in self._reductions:
             each.end_batch()
 
     def begin_piece(self, numbers: RandomNumbers) -> None:
-        """Prepare for the pass on a batch, whose samples the script gets now."""
         loader, self._numbers = self.worker.loader, numbers
         if loader.engine.logical:
             batch = loader.engine.batches.newest
@@ -303,7 +239,6 @@ class Optimizers:
                 each.begin_piece(numbers.script)
 
     def begin_logical_update(self) -> None:
-        """Prepare for an update of logical workers, whose means are there."""
         for parameter in self.never_none:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -318,53 +253,34 @@ class Optimizers:
     def _reduced(self) -> None:
         # With several, nobody knows which update of a batch is the last. Logical workers go on
         # until the update.
-        if not (self.several or self.worker.logical):
+        if not (self.is_multi or self.worker.logical):
             self.end_draws()
 
-    def _refuse_broken_off(self) -> None:
-        """Raise UsageError if an exception has ended a backward pass or an update of this step."""
-        self.see_failure()
-        self._refuse_failed_update()
+    def _check_broken_off(self) -> None:
+        self.void_failed_backward()
+        self._check_failed_update()
         step = self.worker.loader.engine
         if not step.batches.may_grow and any(each.is_broken_off for each in self._reductions):
             raise UsageError(BROKEN_OFF)
 
-    def _refuse_failed_update(self) -> None:
-        """Raise UsageError if an optimizer has begun its update of this step and not ended it."""
+    def _check_failed_update(self) -> None:
         for each, number in self._updating.items():
             if number == each.step.number and each.step.state is StepState.REDUCED:
                 raise UsageError(UPDATE_FAILED)
 
-    def _count_skipped(self) -> None:
-        """Count batches in a row with reduced gradients and no update; log a warning at 100."""
-        updates = self.worker.loader.engine.updates
-        if not updates and any(each.step.is_decided for each in self._reductions):
-            self._skipped += 1
-            if self._skipped == MANY_SKIPPED:
-                logger.warning(
-                    "%d batches in a row had a backward() and no optimizer.step(): the model does "
-                    "not change; call optimizer.step() for each batch",
-                    MANY_SKIPPED,
-                )
-
     @property
     def _is_decided(self) -> bool:
-        """Whether one of several optimizers has reduced gradients or made an update in the step."""
         updates = self.worker.loader.engine.updates
-        return self.several and bool(
+        return self.is_multi and bool(
             updates or any(each.step.is_decided for each in self._reductions)
         )
-
-    def _end_updated_step(self) -> None:
-        if self.worker.loader.engine.updates:
-            self._end_step()
 
     def _end_step(self) -> None:
         self._note_skipped()
         self.worker.loader.end()
 
     def _note_skipped(self) -> None:
-        self._refuse_failed_update()
+        self._check_failed_update()
         for each in self._reductions:
             each.note_skipped()
 
@@ -372,34 +288,28 @@ class Optimizers:
 # ------------------------------------------------------------
 # Measure the squared norms of PyTorch's gradients, for the gradient noise scale.
 #
-# `TorchNoise` measures them. For an optimizer of Adam's kind the norms are those of the scaled
+# For an optimizer of Adam's kind the norms are those of the scaled
 # gradient g / (sqrt(v) + eps), with the gradient g, Adam's running mean v of squared gradients and
 # its constant eps: a larger batch reduces the noise of the scaled gradient (adaptdl does the same).
 # Until v covers 5 steps, the norms are those of the gradients themselves.
 
-
-LEAST_STEPS = 5  # with fewer, Adam's v is a mean of too few gradients
+MIN_STEPS = 5  # with fewer, Adam's v is a mean of too few gradients
 
 
 class TorchNoise(NoiseMeter):
-    """A meter of the squared gradient norms of one optimizer."""
-
     def __init__(
         self, worker: Worker, optimizer: torch.optim.Optimizer, scale: Callable[[], float]
     ) -> None:
         super().__init__(worker)
-        self._optimizer = optimizer
-        self._scale = scale
+        self._optimizer, self._scale = optimizer, scale
 
     def show_reduced(self, averaged: Sequence[tuple[Gradient, torch.Tensor]]) -> None:
-        """Record the norms of the local gradients and of the means, before these replace them."""
         denominators = {g.parameter: self._denominator(g.parameter) for g, _ in averaged}
         own = [(gradient.parameter, gradient.parameter.grad) for gradient, _ in averaged]
         mean = [(gradient.parameter, average) for gradient, average in averaged]
         self.show(lambda: self._seen(own, denominators), lambda: self._seen(mean, denominators))
 
     def show_own(self, gradients: Sequence[Gradient]) -> None:
-        """Measure the gradients in a step of a worker that is alone in its ring."""
         own = [(gradient.parameter, gradient.parameter.grad) for gradient in gradients]
         denominators = {parameter: self._denominator(parameter) for parameter, _ in own}
         self.show(lambda: self._seen(own, denominators), lambda: self._seen(own, denominators))
@@ -409,7 +319,6 @@ class TorchNoise(NoiseMeter):
         of: Sequence[tuple[torch.nn.Parameter, torch.Tensor | None]],
         denominators: Mapping[torch.nn.Parameter, torch.Tensor | None],
     ) -> Looked:
-        """Return the sampled numbers of gradients, divided as the optimizer divides them."""
         seen = []
         for parameter, gradient in of:
             if gradient is None:
@@ -423,14 +332,17 @@ class TorchNoise(NoiseMeter):
         return seen
 
     def _denominator(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
-        """Return what Adam divides the sampled numbers of the gradient of `parameter` by."""
         state = getattr(self._optimizer, "state", {}).get(parameter, {})
         squares, steps = state.get("exp_avg_sq"), float(state.get("step", 0))
-        if squares is None or squares.shape != parameter.shape or steps < LEAST_STEPS:
+        if squares is None or squares.shape != parameter.shape or steps < MIN_STEPS:
             return None
         if squares.is_complex():  # squares of the real and of the imaginary parts
             return None
-        group = next(g for g in self._optimizer.param_groups if _has(g["params"], parameter))
+        group = next(
+            group
+            for group in self._optimizer.param_groups
+            if any(each is parameter for each in group["params"])
+        )
         if not {"betas", "eps"} <= group.keys():  # not Adam: exp_avg_sq may mean something else
             return None
         correction = 1.0 - float(group["betas"][1]) ** steps
@@ -453,10 +365,6 @@ class TorchNoise(NoiseMeter):
         return float(squares @ times)
 
 
-def _has(parameters: Sequence[torch.nn.Parameter], parameter: torch.nn.Parameter) -> bool:
-    return any(one is parameter for one in parameters)
-
-
 def _at_least_float32(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.float() if numbers.element_size() < 4 else numbers
 
@@ -474,8 +382,6 @@ TWICE = (
 
 
 class GradientReduction:
-    """The reduction of one optimizer's gradients, step by step, to their mean over all workers."""
-
     def __init__(
         self,
         optimizers: Optimizers,
@@ -516,12 +422,12 @@ class GradientReduction:
         if self._reduction.done:
             return
         self._hook_new()
-        if not self._optimizers.several:
+        if not self._optimizers.is_multi:
             number = self._reduction.step.number
             for gradient in self._gradients:
                 gradient.take_back(number)  # if the last microbatch had no gradient
                 if gradient.computed != number:
-                    gradient.refuse_leftover()
+                    gradient.check_no_leftover()
         if self._logical is not None:
             self._logical.end_batch(self._gradients)
         self._reduction.reduce()
@@ -529,7 +435,6 @@ class GradientReduction:
     # --- what the step's engine asks for: see edl.worker.loader_steps.Reducer
 
     def allreduce(self, weights: Weights, again: bool) -> None:
-        """Send the gradients that are not sent yet, wait for all, and keep the averages."""
         if self._logical is not None:
             self._means = self._logical.means(self._gradients, weights, self._reduction.sending)
             return
@@ -542,7 +447,15 @@ class GradientReduction:
         averages, self._averages = self._averages, None
         step = self._reduction.step
         if self._logical is not None and not step.changes_nothing:
-            self._place_means(self._logical)
+            # The gradients and the buffers become their means over all logical workers.
+            means, self._means = self._means, None
+            if means is None and (agreed := self._reduction.part.agreed):  # this worker is alone
+                means = self._logical.means(self._gradients, agreed, self._reduction.sending)
+            assert means is not None
+            self._take_over(means.gradients)
+            buffers = [buffer.detach() for buffer, _ in means.buffers]
+            copy_each(buffers, [mean for _, mean in means.buffers])
+            self._optimizers.begin_logical_update()
         elif averages is not None:
             if self._noise.wants:
                 self._noise.show_reduced(averages)
@@ -562,61 +475,45 @@ class GradientReduction:
                 gradient.forget_again(step.number)
 
     def forget(self) -> None:
-        """Drop the gradients that were being sent in a ring that is gone."""
         self._averages = self._means = None
         self._pending.forget()
 
-    def _place_means(self, logical: LogicalSums) -> None:
-        """Set the gradients and the buffers to their means over all logical workers."""
-        means, self._means = self._means, None
-        if means is None and (agreed := self._reduction.part.agreed):  # this worker is alone
-            means = logical.means(self._gradients, agreed, self._reduction.sending)
-        assert means is not None
-        self._take_over(means.gradients)
-        copy_each([one.detach() for one, _ in means.buffers], [mean for _, mean in means.buffers])
-        self._optimizers.begin_logical_update()
-
     def begin_piece(self, seed: int) -> None:
-        """Prepare for the pass of a logical worker; `seed` is the script's own random seed."""
         if self._logical is not None:
             self._logical.end_piece(self._gradients)  # if the script has left it out
             self._logical.begin_piece(self._reduction.step.number, seed)
 
     def synchronize(self) -> None:
-        """Complete the reduction of the gradients, if `backward()` has not done so."""
-        self._optimizers.see_failure()
+        self._optimizers.void_failed_backward()
         if self.accumulation.is_between_microbatches:
             return
         if not self._reduction.done:
-            self._optimizers.begin_anew()
+            self._optimizers.next_update()
         if self._worker.loader.open:
             self.finish()
             # A death may have given this worker more passes.
             self.accumulation.put_zeros(self._listed, self._optimizers.never_none)
 
     def begin_update(self) -> None:
-        """Make each gradient the mean over the global batch, right before the optimizer's step."""
-        self._optimizers.see_failure()
+        self._optimizers.void_failed_backward()
         if self._logical is not None:
             self._logical.check_options(self._optimizer, self._reduction.step.number, is_last=True)
-        if self._optimizers.several:
+        if self._optimizers.is_multi:
             if self._reduction.step.state is StepState.APPLIED:
                 raise UsageError(TWICE)
             if not self._reduction.done:
-                self._optimizers.begin_anew()
+                self._optimizers.next_update()
         self._optimizers.begin_update(self)
-        self._optimizers.reduce_broken_off(self)
         self.finish()
-        if self._optimizers.several:
+        if self._optimizers.is_multi:
             for gradient in self._gradients:
-                gradient.refuse_mixed(self._reduction.step.number)
+                gradient.check_unmixed(self._reduction.step.number)
         if self._reduction.step.changes_nothing:
             # For a gradient of zero, momentum or weight decay would change something.
             for parameter in self._listed:
                 parameter.grad = None
 
     def end_step(self, skipped: bool | torch.Tensor) -> None:
-        """End the step for this optimizer, after its update was made or skipped."""
         if not self._reduction.step.changes_nothing:
             self._last_step.skipped = skipped
         put_back, self._last_step.missed = self._last_step.missed, None
@@ -624,7 +521,7 @@ class GradientReduction:
             put_back()
         if skipped is not True:
             self._reduction.apply()
-        if not self._optimizers.several:
+        if not self._optimizers.is_multi:
             self._optimizers.end_draws()
             self._reduction.end_step()
             self.accumulation.begin_step()
@@ -651,12 +548,10 @@ class GradientReduction:
         return self._reduction.exchanges
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Send `payload` to all workers in the current step; return all payloads in rank order."""
         return self._reduction.exchange(payload)
 
     @property
     def step(self) -> OptimizerStep:
-        """The current step of this optimizer: its number, its state and its events so far."""
         return self._reduction.step
 
     @property
@@ -671,10 +566,9 @@ class GradientReduction:
         step = self._reduction.step
         return self._summed_in == step.number and not step.done
 
-    def refuse_changed(self) -> None:
-        """Raise UsageError if the script has changed a gradient that is reduced in this step."""
+    def check_mean_unchanged(self) -> None:
         for gradient in self._gradients:
-            gradient.refuse_changed(self._reduction.step.number)
+            gradient.check_mean_unchanged(self._reduction.step.number)
 
     def end_batch(self) -> None:
         """Prepare for the next batch; end a step whose reduced gradients were not applied."""
@@ -685,10 +579,9 @@ class GradientReduction:
             for parameter in self._listed:  # the script has left a loop in the middle of a step
                 parameter.grad = None
         self._hook_new()
-        self.accumulation.expect_microbatches(self._optimizers.several)
+        self.accumulation.expect_microbatches(self._optimizers.is_multi)
 
     def skip(self) -> None:
-        """End the current step without an update; take part in its reduction all the same."""
         if not self._reduction.done:
             for gradient in self._gradients:
                 if gradient.is_leftover():
@@ -711,12 +604,20 @@ class GradientReduction:
             if parameter not in self._hooked:
                 self._hook(parameter)
             gradient = self._hooked[parameter]
-            self._optimizers.own(parameter, name, self)
+            self._optimizers.claim(parameter, name, self)
             gradient.name, gradient.collective = name, f"edl.gradient{self._suffix}.{name}"
             self._gradients.append(gradient)
 
     def _hook(self, parameter: torch.nn.Parameter) -> None:
-        part = self.accumulation.watch(parameter, lambda: self._expect_more(gradient))
+        def expect_more() -> None:  # autograd is about to add to it
+            if self._optimizers.is_multi and gradient.name:
+                self._optimizers.void_failed_backward()
+                self._optimizers.next_update()
+                if self._worker.loader.open:
+                    self._reduction.reopen()
+                    gradient.expect_more(self._reduction.step.number)
+
+        part = self.accumulation.watch(parameter, expect_more)
         gradient = self._hooked[parameter] = Gradient(parameter, part)
         if not can_have_gradient(parameter):
             return
@@ -724,23 +625,14 @@ class GradientReduction:
             listen: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
             listen(lambda _: self._accumulated(gradient))
 
-    def _expect_more(self, gradient: Gradient) -> None:
-        """Prepare `gradient` for an addition that autograd is about to make."""
-        if self._optimizers.several and gradient.name:
-            self._optimizers.see_failure()
-            self._optimizers.begin_anew()
-            if self._worker.loader.open:
-                self._reduction.reopen()
-                gradient.expect_more(self._reduction.step.number)
-
     def _accumulated(self, gradient: Gradient) -> None:
         """Send `gradient` to all workers, right after autograd has added to it."""
         if not self._worker.loader.open or not gradient.name:
             return
         if self._optimizers.backward_end.failed:
-            self._optimizers.see_failure()
+            self._optimizers.void_failed_backward()
         reduction, accumulation = self._reduction, self.accumulation
-        step, several = reduction.step, self._optimizers.several
+        step, several = reduction.step, self._optimizers.is_multi
         again = gradient.computed_in == accumulation.passes and gradient.computed == step.number
         if again or (step.done and not several):
             how = "twice" if gradient.computed == step.number else "by a second backward()"
@@ -752,11 +644,10 @@ class GradientReduction:
                 "torch.utils.checkpoint needs use_reentrant=False if it runs a module twice"
             )
         if not several:
-            gradient.refuse_leftover(since=1)  # one write: autograd's addition
+            gradient.check_no_leftover(since=1)  # one write: autograd's addition
         gradient.computed, gradient.computed_in = step.number, accumulation.passes
         self._optimizers.computed(self)
-        padding = accumulation.is_watched and accumulation.is_padding(gradient.part, gradient.name)
-        if padding:
+        if accumulation.is_watched and accumulation.is_padding(gradient.part, gradient.name):
             gradient.parameter.grad = None
             return
         local = gradient.parameter.grad
@@ -771,7 +662,6 @@ class GradientReduction:
             self._pending.send_early(gradient, reduction)
 
     def backward_ended(self) -> None:
-        """Reduce the gradients at the end of a backward pass that has computed some of them."""
         if self._logical is not None and self._logical.end_backward(self._gradients):
             self.accumulation.break_off()  # of a part of the batch
         elif self.accumulation.end_pass():
@@ -818,7 +708,6 @@ class GradientReduction:
         return list(zip(with_gradient, averages, strict=True))
 
     def _round_trip(self) -> tuple[list[Gradient], list[torch.Tensor], bool]:
-        """Send the gradients that were not sent yet, and wait for the averages of all."""
         flights, reduction = self._pending, self._reduction
         with_gradient, is_void = flights.with_gradient(self._gradients, reduction, self._suffix)
         for gradient in with_gradient:
@@ -829,7 +718,7 @@ class GradientReduction:
 
     def _take_over(self, averaged: list[tuple[Gradient, torch.Tensor]]) -> None:
         """Set the gradients to their averages; keep memory of local ones for the next averages."""
-        step, several = self._reduction.step.number, self._optimizers.several
+        step, several = self._reduction.step.number, self._optimizers.is_multi
         for gradient in self._gradients:
             if gradient.pending is None and gradient.is_local(step):
                 gradient.parameter.grad = None  # what a worker without samples has computed
@@ -855,7 +744,7 @@ class GradientReduction:
             local = gradient.parameter.grad
             if local is None or not gradient.is_local(number):
                 continue
-            if weight != 1.0 or self._optimizers.several:
+            if weight != 1.0 or self._optimizers.is_multi:
                 gradient.become_mean(local if weight == 1.0 else local * weight, number)
 
     def _fill(self, number: float) -> None:
@@ -870,37 +759,42 @@ class GradientReduction:
 # ------------------------------------------------------------
 # Give the job's learning curve the losses and the learning rate of a script with PyTorch.
 #
-# `watch_losses` replaces `torch.autograd.backward`, which `Tensor.backward` calls, because a script
-# need not name its loss to edl. Twice a second the number is copied, without a wait for the device;
-# all other calls only ask whether it is time.
+# `torch.autograd.backward`, which `Tensor.backward` calls, is replaced, because a script need not
+# name its loss to edl. Twice a second the number is copied, without a wait for the device; all
+# other calls only ask whether it is time.
 
-
-_see: Callable[[Any], None] | None = None
+_observe: Callable[[Any], None] | None = None
 
 
 def watch_losses(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> None:
-    """Let the meter of the worker see the losses of the script, and the rate of `optimizer`."""
-    global _see
+    global _observe
     worker = optimizers.worker
     meter, loader = worker.learning, worker.loader
-    meter.learning_rate = lambda: _number(optimizer.param_groups[0].get("lr"))
 
-    def see(tensors: Any) -> None:
-        if not meter.wants_loss or optimizers.several or worker.warming_up:
+    def learning_rate() -> float | None:
+        try:
+            return float(optimizer.param_groups[0].get("lr"))  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            return None
+
+    meter.learning_rate = learning_rate
+
+    def observe(tensors: Any) -> None:
+        if not meter.wants_loss or optimizers.is_multi or worker.warming_up:
             return  # those of several optimizers have different meanings
         if loader.open and loader.batch_weight and (read := _reader(tensors, optimizers)):
             meter.see_loss(worker.step + 1, read)
 
-    if _see is None:
+    if _observe is None:
         plain = torch.autograd.backward
 
         def backward(tensors: Any, *arguments: Any, **named: Any) -> None:
-            if _see is not None:
-                _see(tensors)
+            if _observe is not None:
+                _observe(tensors)
             return plain(tensors, *arguments, **named)
 
         torch.autograd.backward = backward
-    _see = see
+    _observe = observe
 
 
 def _reader(loss: Any, optimizers: Optimizers) -> Callable[[], float | None] | None:
@@ -920,10 +814,3 @@ def _reader(loss: Any, optimizers: Optimizers) -> Callable[[], float | None] | N
         done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
     return lambda: float(copied) / scale if done.query() else None
-
-
-def _number(rate: Any) -> float | None:
-    try:
-        return float(rate)
-    except (TypeError, ValueError):
-        return None

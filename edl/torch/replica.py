@@ -1,6 +1,6 @@
 """Send, load, save and compare a PyTorch script's state, which all workers of a job share.
 
-:class:`TorchReplica` does it. :mod:`edl.binding.replica` has what is the same in every framework.
+:mod:`edl.binding.replica` has what is the same in every framework.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,6 @@ from edl.torch.gradients import LastStep
 from edl.torch.lr_schedules import Schedulers, load_scheduler, savable, step_values
 from edl.torch.optimizer_state import (
     Flags,
-    Names,
     ParameterGroups,
     can_save,
     copied_for_step,
@@ -70,26 +69,20 @@ logger = logging.getLogger(__name__)
 
 
 # ------------------------------------------------------------
-# Compute digests of tensors on the device where they are, by `digests`.
-#
-# A digest is a CRC-32, an integer (`replica`). On a device other than the CPU it is that of a
-# 64-bit checksum of the bytes, computed there.
-
+# Compute digests of tensors on the device where they are: a CRC-32, on a device other than the CPU
+# that of a 64-bit checksum of the bytes, computed there.
 
 CHUNK = 2**22  # elements that are weighted at a time: so much memory a device can spare
-
 PRIME, ODD = 0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D  # from the usual random generators
 
 
 def size_of(value: Any) -> int | None:
-    """Return the size in bytes of `value`, a tensor or NumPy array; None for any other value."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()  # sparse tensors have no nbytes
     return value.nbytes if isinstance(value, np.ndarray) else None
 
 
 def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
-    """Return the digest of each byte range in `parts`, by the name of the range's value."""
     found: dict[str, int] = {}
     sums: dict[torch.device, dict[str, torch.Tensor]] = {}
     kinds: dict[str, str] = {}
@@ -100,10 +93,11 @@ def digests(parts: Iterable[ByteRange]) -> dict[str, int]:
         elif value.layout is not torch.strided or value.is_quantized or value.is_meta:
             digest = None
         elif value.device.type == "cpu":
-            digest = of_bytes(_kind(value), _bytes_of_part(value, part).numpy())
+            digest = of_bytes(_kind(value), _bytes_of(value)[part.start : part.stop].numpy())
         else:
             digest, kinds[name] = 0, _kind(value)
-            sums.setdefault(value.device, {})[name] = weighted_word_sum(_bytes_of_part(value, part))
+            data = _bytes_of(value)[part.start : part.stop]
+            sums.setdefault(value.device, {})[name] = weighted_word_sum(data)
         if digest is not None:
             found[name] = digest
     for on_device in sums.values():
@@ -132,9 +126,9 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
-def _bytes_of_part(tensor: torch.Tensor, part: ByteRange) -> torch.Tensor:
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1).view(torch.uint8)[part.start : part.stop]
+    return plain.contiguous().reshape(-1).view(torch.uint8)
 
 
 # ------------------------------------------------------------
@@ -145,29 +139,9 @@ def _bytes_of_part(tensor: torch.Tensor, part: ByteRange) -> torch.Tensor:
 # nor loads it. Between workers it is sent like any other tensor, and loaded where it fits.
 
 
-State = Mapping[str, torch.Tensor]
-
-
-def non_persistent(model: torch.nn.Module) -> set[str]:
-    """Return the names of the buffers of `model` that are not in its `state_dict()`."""
-    return {
-        plain_name(f"{prefix}{'.' if prefix else ''}{name}")
-        for prefix, module in model.named_modules()
-        for name in module._non_persistent_buffers_set
-    }
-
-
-def fitting(mine: State, theirs: State, optional: Iterable[str]) -> list[str]:
-    """Return the names of the tensors of this script into which a state can be loaded."""
-    free = set(optional)
-    return [
-        name
-        for name, tensor in mine.items()
-        if name not in free or (name in theirs and theirs[name].shape == tensor.shape)
-    ]
-
-
-def without(tensors: State, optional: Iterable[str]) -> dict[str, torch.Tensor]:
+def without(
+    tensors: Mapping[str, torch.Tensor], optional: Iterable[str]
+) -> dict[str, torch.Tensor]:
     free = set(optional)
     return {name: tensor for name, tensor in tensors.items() if name not in free}
 
@@ -185,9 +159,6 @@ def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 # ------------------------------------------------------------
 # Copy PyTorch state into host memory for a checkpoint, and turn such copies into tensors again.
-#
-# A `Copier` makes the copies, and `to_tensors` turns them into tensors.
-
 
 KIND = "torch"
 
@@ -201,7 +172,6 @@ class Copier:
         self._gpus: set[torch.device] = set()  # that copies were started on
 
     def copy(self, state: Any) -> Any:
-        """Copy a state, with each tensor replaced by a `Blob` with a copy of its bytes."""
         self._used = 0
         self._gpus.clear()
         copied = map_leaves(state, self._leaf)
@@ -234,7 +204,6 @@ class Copier:
 
 
 def to_tensors(state: Any, *, copy: bool = False) -> Any:
-    """Return nested dicts, lists and tuples like `state`, with tensors in place of Blobs."""
     return map_leaves(state, partial(_tensor, copy=copy))
 
 
@@ -255,7 +224,6 @@ def _tensor(value: Any, where: str, copy: bool) -> Any:
 
 
 def check_model(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
-    """Check that the tensors of a checkpoint have the names and shapes of this script's model."""
     if lacking := sorted(theirs.keys() - mine.keys()):
         raise CheckpointError(
             f"the checkpoint is of another model: only it has {few(lacking)}; a script that adds "
@@ -276,27 +244,25 @@ def check_model(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Ten
 
 # ------------------------------------------------------------
 # Share the states of a script's GradScalers, so that a newcomer has the loss scale of the job.
-#
-# `Scalers` has their states; `see_scalers` tells when a scaler is used.
+
+_observe: Callable[[GradScaler], None] | None = None
 
 
-_see: Callable[[GradScaler], None] | None = None
-
-
-def see_scalers(see: Callable[[GradScaler], None]) -> None:
-    """Register `see`: `see(scaler)` is called each time a GradScaler is about to scale a loss."""
-    global _see
-    if _see is None:  # PyTorch has no hook for that, and a script need not name its scaler to edl
+def watch_scalers(observe: Callable[[GradScaler], None]) -> None:
+    global _observe
+    if (
+        _observe is None
+    ):  # PyTorch has no hook for that, and a script need not name its scaler to edl
         scale = GradScaler.scale
 
         @functools.wraps(scale)
         def scale_seen(self: GradScaler, outputs: Any) -> Any:
-            if _see is not None and self.is_enabled():
-                _see(self)
+            if _observe is not None and self.is_enabled():
+                _observe(self)
             return scale(self, outputs)
 
         GradScaler.scale = scale_seen  # type: ignore[method-assign]
-    _see = see
+    _observe = observe
 
 
 class Scalers:
@@ -307,18 +273,15 @@ class Scalers:
         self._fresh: list[dict[str, Any]] = []  # their states when they were first seen
         self._awaiting: list[dict[str, Any]] = []  # states of the job's, by the same numbers
 
-    def see(self, scaler: GradScaler) -> None:
-        """Add `scaler`, which is about to be used, as the next one in the order."""
+    def add(self, scaler: GradScaler) -> None:
         if any(seen is scaler for seen in self._seen):
             return
-        number = len(self._seen)
         self._seen.append(scaler)
         self._fresh.append(scaler.state_dict())
-        if number < len(self._awaiting):
-            scaler.load_state_dict(self._awaiting[number])
+        if len(self._seen) <= len(self._awaiting):
+            scaler.load_state_dict(self._awaiting[len(self._seen) - 1])
 
     def states(self) -> list[dict[str, Any]]:
-        """Return the state of each scaler, in order."""
         known = [scaler.state_dict() for scaler in self._seen]
         return known + self._awaiting[len(known) :]
 
@@ -332,22 +295,16 @@ class Scalers:
 
 
 # ------------------------------------------------------------
-# Send PyTorch's tensors through the ring, by broadcasts: `TorchArrays`.
-#
-# `state` sends the rest of a state, and calls it for the tensors.
-
+# Send PyTorch's tensors through the ring, by broadcasts.
 
 COLLECTIVE_BYTES = 2**22  # what a worker receives and does not keep stays in the processor's cache
 
 
 class TorchArrays:
-    """The PyTorch part of sending a state: describe, allocate and broadcast its tensors."""
-
     def __init__(self) -> None:
         self._reserved: dict[int, list[torch.Tensor]] = {}  # buffers in CPU memory, by their size
 
     def reserve(self, sent: list[Reference]) -> None:
-        """Allocate the memory into which the next `broadcast` receives a state to be kept."""
         self._reserved.clear()
         for piece in transfers(sent):
             if piece[0].device == "cpu":
@@ -357,7 +314,6 @@ class TorchArrays:
                 self._reserved.setdefault(size, []).append(flat)
 
     def refer(self, value: Any, index: int) -> tuple[torch.Tensor, Reference] | None:
-        """Return the tensor to send for `value`, and its placeholder in the sent state."""
         if not isinstance(value, torch.Tensor):
             return None
         tensor = value.detach()
@@ -366,7 +322,6 @@ class TorchArrays:
         return tensor, Reference(index, tuple(tensor.shape), dtype, size, tensor.device.type)
 
     def empty(self, reference: Reference) -> torch.Tensor:
-        """Return a tensor without elements, of the shape, dtype and device type in `reference`."""
         dtype, device = getattr(torch, reference.dtype), _own_device(reference.device)
         return torch.empty(reference.shape, dtype=dtype, device=device)
 
@@ -377,7 +332,6 @@ class TorchArrays:
         root: int,
         keep: bool,
     ) -> dict[int, torch.Tensor]:
-        """Broadcast the tensors of a state from rank `root`; all workers call it."""
         parts_sent = list(transfers(sent))
         buffers: list[torch.Tensor] = []
         handles: list[int] = []
@@ -385,16 +339,22 @@ class TorchArrays:
         for number, piece in enumerate(parts_sent):
             size, kind = sum(reference.size for reference in piece), piece[0].device
             if arrays is not None:
-                parts = [_as_bytes(arrays[reference.index]) for reference in piece]
+                parts = [_bytes_of(arrays[reference.index]) for reference in piece]
                 flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+            elif keep and kind == "cpu" and self._reserved.get(size):
+                flat = self._reserved[size].pop()
             elif keep:
-                flat = self._kept_buffer(size, kind)
+                flat = torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
             else:  # one buffer for all: to touch new memory would cost more than the transfer
                 if kind not in scratch:
-                    scratch[kind] = _new_buffer(COLLECTIVE_BYTES, kind)
+                    device = _own_device(kind)
+                    scratch[kind] = torch.empty(COLLECTIVE_BYTES, dtype=torch.uint8, device=device)
                 flat = scratch[kind]
             buffers.append(flat)
-            handles += _start_broadcasts(flat, size, root, f"edl.state.{number}")
+            for start in range(0, size, COLLECTIVE_BYTES):
+                begin = start if size <= len(flat) else 0  # each overwrites a scratch buffer
+                part = flat[begin : begin + min(COLLECTIVE_BYTES, size - start)]
+                handles.append(broadcast_start(part, root, f"edl.state.{number}.{start}"))
         self._reserved.clear()
         failures: list[CollectiveFailed] = []
         for handle in handles:  # all of them, so that Horovod lets go of all buffers
@@ -417,33 +377,8 @@ class TorchArrays:
                 start = stop
         return received
 
-    def _kept_buffer(self, size: int, kind: str) -> torch.Tensor:
-        """Return a flat uint8 tensor of any content, into which a part of a state is received."""
-        if kind == "cpu" and self._reserved.get(size):
-            return self._reserved[size].pop()
-        return _new_buffer(size, kind)
-
 
 exchange = functools.partial(replica.exchange_state, TorchArrays())
-
-
-def _start_broadcasts(flat: torch.Tensor, size: int, root: int, name: str) -> list[int]:
-    """Start the broadcasts of one flat buffer, of at most `COLLECTIVE_BYTES` each."""
-    handles = []
-    for start in range(0, size, COLLECTIVE_BYTES):
-        begin = start if size <= len(flat) else 0  # each overwrites a scratch buffer
-        part = flat[begin : begin + min(COLLECTIVE_BYTES, size - start)]
-        handles.append(broadcast_start(part, root, f"{name}.{start}"))
-    return handles
-
-
-def _new_buffer(size: int, kind: str) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device=_own_device(kind))
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    plain = tensor.resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _own_device(kind: str) -> torch.device:
@@ -453,21 +388,18 @@ def _own_device(kind: str) -> torch.device:
 
 
 # ------------------------------------------------------------
-# Find the options of an optimizer that its own `step()` computes: `ComputedOptions`.
+# Find the options of an optimizer that its own `step()` computes.
 #
 # The options of a parameter group are set by the script and its schedulers, such as `lr` and
 # `weight_decay`. Some optimizers also keep numbers there that `step()` computes from gradients
 # (Prodigy, D-Adaptation) or counts (schedule-free optimizers). A worker that missed a step needs
 # these from another worker, and must keep the others, which its script has yet to change.
 
-
 SCHEDULED = ("lr", "initial_lr")  # by schedulers, at any time
-
 Numbers = list[dict[str, Any]]  # of the options of each group, by name
 
 
 def option_numbers(optimizer: torch.optim.Optimizer) -> Numbers:
-    """Return the numbers among the options of each parameter group, by name, to compare them."""
     # A tensor is known by its identity and count of changes: to read it would wait for its device.
     return [
         {
@@ -480,8 +412,6 @@ def option_numbers(optimizer: torch.optim.Optimizer) -> Numbers:
 
 
 class ComputedOptions:
-    """The names of the options that the `step()` of one optimizer has changed itself."""
-
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.names: set[str] = set()
         self._optimizer = optimizer
@@ -504,7 +434,6 @@ class ComputedOptions:
 
 
 def seed_torch(seed: int | None) -> None:
-    """Seed PyTorch's global generators; None: by chance."""
     if seed is None:
         torch.seed()
     else:
@@ -517,10 +446,7 @@ def torch_generators() -> tuple[torch.Generator, ...]:
 
 
 class TorchGenerators:
-    """PyTorch's global generators, as `Generators`."""
-
     def read(self) -> int:
-        """Return the seed of the CPU's."""
         return torch.initial_seed()
 
     def seed(self, seed: int) -> None:
@@ -528,7 +454,6 @@ class TorchGenerators:
         torch.manual_seed(seed)
 
     def save(self) -> list[torch.Tensor]:
-        """Return their states."""
         return [generator.get_state() for generator in torch_generators()]
 
     def restore(self, saved: list[torch.Tensor]) -> None:
@@ -537,7 +462,6 @@ class TorchGenerators:
             generator.set_state(state)
 
     def seed_between(self, seed: int) -> None:
-        """Seed those in use."""
         for generator in torch_generators():
             generator.manual_seed(seed)
 
@@ -545,37 +469,22 @@ class TorchGenerators:
 # ------------------------------------------------------------
 # Give edl access to the model, the optimizers and the tracked objects of a script.
 
-
 GROUPS = "edl: groups"  # a key in the state of an optimizer; missing in old checkpoints
 COMPUTED = "computed"  # a key in the state of its groups
-
 AVERAGES = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm, InstanceNorm
-
 NAMED = ("model", "requires_grad", "extra")  # the keys of a state under which names stand
 
 
-@dataclass(frozen=True)
 class _Trained:
-    """One optimizer that the script has made for this job, with the model that it trains."""
-
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer  # as the script made it
-    last_step: LastStep
-    groups: ParameterGroups = field(init=False)
-    computed: ComputedOptions = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", ParameterGroups(self.optimizer, self.model))
-        object.__setattr__(self, "computed", ComputedOptions(self.optimizer))
-
-    def state_of_groups(self) -> dict[str, Any]:
-        """Return the state of `groups`, with the names of the computed options."""
-        return {**self.groups.state(), COMPUTED: sorted(self.computed.names)}
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, last_step: LastStep
+    ) -> None:
+        self.model, self.optimizer, self.last_step = model, optimizer, last_step
+        self.groups = ParameterGroups(optimizer, model)
+        self.computed = ComputedOptions(optimizer)
 
 
 class TorchReplica(FrameworkReplica):
-    """This worker's copy of the state that all workers of the job share."""
-
     framework = "torch"
     misfits = (*FrameworkReplica.misfits, RuntimeError)
 
@@ -600,18 +509,15 @@ class TorchReplica(FrameworkReplica):
     def add(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, last_step: LastStep
     ) -> None:
-        """Add an optimizer and the model that it trains to the state, after those added before."""
         self._schedulers.add(optimizer)
         self._trained.append(_Trained(model, optimizer, last_step))
         self.rename([type(each.optimizer).__name__ for each in self._trained])
 
     def model_of(self, optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-        """Return the model that `optimizer` trains; None if the state lacks the optimizer."""
         return next((one.model for one in self._trained if one.optimizer is optimizer), None)
 
     @staticmethod
     def check(objects: Mapping[str, Any]) -> None:
-        """Check that all `objects`, which are given by their names, can be tracked."""
         for name, thing in objects.items():
             if not isinstance(thing, Trackable):
                 raise UsageError(
@@ -625,24 +531,25 @@ class TorchReplica(FrameworkReplica):
         things = self.compared_things().items()
         return {n: thing for n, thing in things if not isinstance(thing, torch.amp.GradScaler)}
 
-    def see_scaler(self, scaler: torch.amp.GradScaler) -> None:
+    def add_scaler(self, scaler: torch.amp.GradScaler) -> None:
         """Add the state of `scaler`, which the script is about to use, to the shared state."""
         if not any(thing is scaler for thing in self.things().values()):
-            self._scalers.see(scaler)
+            self._scalers.add(scaler)
 
     def begin(self) -> None:
-        """Record the parameter groups and `requires_grad` flags at the start of the epoch loop."""
         self._flags.begin(self._parameters())
         for each in self._trained:
             each.groups.begin()
 
     def state(self) -> dict[str, Any]:
-        """Return the shared state, without copies of the tensors."""
         return {
             "model": {name: tensor.detach() for name, tensor in self._model_tensors().items()},
             "non_persistent": sorted(self._non_persistent()),
             "optimizers": [
-                {**state_of(each.optimizer), GROUPS: each.state_of_groups()}
+                {
+                    **state_of(each.optimizer),
+                    GROUPS: {**each.groups.state(), COMPUTED: sorted(each.computed.names)},
+                }
                 for each in self._trained
             ],
             "requires_grad": self._flags.changed(self._parameters()),
@@ -658,7 +565,6 @@ class TorchReplica(FrameworkReplica):
         self.arrays.reserve(references(describe(self.state(), [], self.arrays.refer)))
 
     def compared(self) -> dict[str, Any]:
-        """Return the subset of the state that must be equal on all workers, in nested dicts."""
         prefixes = self._prefixes()
         models = dict(zip(prefixes, self._models(), strict=True))
         compared = {
@@ -684,13 +590,11 @@ class TorchReplica(FrameworkReplica):
         }
 
     def equal_on_all(self, state: dict[str, Any]) -> Iterable[Any]:
-        """Return the parameters in `state`, and all that is in the states of optimizers."""
         equal = [state["model"][name] for name in self._parameters()]
         map_leaves(state["optimizers"], lambda value, _: equal.append(value))
         return equal
 
     def signature(self) -> dict[str, str]:
-        """Return the shape of each parameter and buffer as a text, by the tensor's name."""
         # A forward pass may make or enlarge buffers that are not persistent.
         tensors = without(self._model_tensors(), self._non_persistent())
         return {name: str(tuple(one.shape)) for name, one in tensors.items()}
@@ -698,7 +602,6 @@ class TorchReplica(FrameworkReplica):
     size_of = staticmethod(size_of)
 
     def buffers(self) -> dict[str, Any]:
-        """Return the modules' buffers by name, without those of batch normalisation."""
         return {
             f"{prefix}{path}{'.' * bool(path)}{name}": buffer
             for prefix, model in zip(self._prefixes(), self._models(), strict=True)
@@ -708,7 +611,6 @@ class TorchReplica(FrameworkReplica):
         }
 
     def digested(self, parts: Iterable[ByteRange]) -> dict[str, int]:
-        """Return a digest of each byte range in `parts`, to compare the workers' states."""
         return digests(parts)
 
     def _averages(self) -> list[torch.Tensor]:
@@ -718,36 +620,45 @@ class TorchReplica(FrameworkReplica):
         return list(found)
 
     def averages(self) -> list[Array]:
-        """Return BatchNorm's averages and counts of batches, in models and tracked modules."""
         return [each.detach().cpu().double().numpy() for each in self._averages()]
 
     def set_averages(self, means: Sequence[Array]) -> None:
-        """Write `means` into what `averages` has read, in the same order."""
         with torch.no_grad():
             for tensor, mean in zip(self._averages(), map(torch.from_numpy, means), strict=True):
                 overwrite(tensor, mean if tensor.is_floating_point() else mean.round())
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the present learning rates of all parameter groups, for comparing workers."""
         return rates_of([each.optimizer for each in self._trained])
 
     def load(self, state: dict[str, Any], receive: Receive) -> None:
         """Load what `receive` says of `state`, which is changed; its tensors may be shared."""
         mine, optional = self._model_tensors(), self._optional(state)
-        if odd := sorted((mine.keys() ^ state["model"].keys()) - optional):
+        sent: dict[str, torch.Tensor] = state["model"]
+        if odd := sorted((mine.keys() ^ sent.keys()) - optional):
             raise UsageError(f"this worker's model differs from the job's in {', '.join(odd)}")
         if len(self._trained) != len(state["optimizers"]):
             raise UsageError(
                 f"this worker has {counted(len(self._trained), 'edl.Optimizer')}, and the job "
                 f"{len(state['optimizers'])}"
             )
-        fits = fitting(mine, state["model"], optional)
-        exact = all(same_kind(mine[name], state["model"][name]) for name in fits)
-        taken = self._set_by_a_step(mine, fits) if receive is Receive.STEP else fits
+        taken = [
+            name
+            for name, tensor in mine.items()
+            if name not in optional or (name in sent and sent[name].shape == tensor.shape)
+        ]
+        exact = all(same_kind(mine[name], sent[name]) for name in taken)
+        if receive is Receive.STEP:
+            # The script changes all others: an average of the weights, a target network, a buffer.
+            trained: set[torch.Tensor] = set()
+            for each in self._trained:
+                trained |= {one for _, one in optimizer_parameters(each.optimizer, each.model)}
+                if self._averages_buffers:
+                    trained |= {*each.model.buffers()}
+            taken = [name for name in taken if mine[name] in trained]
         with torch.no_grad():
             for name in taken:
-                overwrite(mine[name], state["model"][name])
-        came = {name: state["model"][name] for name in taken}
+                overwrite(mine[name], sent[name])
+        came = {name: sent[name] for name in taken}
         for each, theirs, skipped in zip(
             self._trained, state["optimizers"], state["skipped"], strict=True
         ):
@@ -755,7 +666,18 @@ class TorchReplica(FrameworkReplica):
             if receive is Receive.STEP:
                 state_again = self._load_step(each, theirs, exact)
                 weights = {} if keeps_tensors(each.optimizer) else came
-                each.last_step.missed = partial(self._put_back, weights, state_again)
+
+                def put_back(
+                    weights: dict[str, torch.Tensor] = weights,
+                    state_again: Callable[[], None] = state_again,
+                ) -> None:  # some optimizers change them without gradients
+                    now = self._model_tensors()
+                    with torch.no_grad():
+                        for name, tensor in weights.items():
+                            now[name].copy_(tensor)
+                    state_again()
+
+                each.last_step.missed = put_back
             else:
                 self._load_optimizer(each, theirs, exact)
         if receive is Receive.ALL:
@@ -778,22 +700,19 @@ class TorchReplica(FrameworkReplica):
         else:
             super().load_thing(thing, state)
 
-    def _put_back(
-        self, weights: Mapping[str, torch.Tensor], state_again: Callable[[], None]
-    ) -> None:
-        """Write weights and state once more: some optimizers change them without gradients."""
-        mine = self._model_tensors()
-        with torch.no_grad():
-            for name, tensor in weights.items():
-                mine[name].copy_(tensor)
-        state_again()
-
     @staticmethod
     def _load_step(each: _Trained, theirs: dict[str, Any], exact: bool) -> Callable[[], None]:
         """Load the result of a step that was missed; return what writes the same once more."""
         groups, own = theirs.pop(GROUPS), each.optimizer
-        if groups["now"] != each.groups.names:
-            theirs["state"] = _renumbered(theirs["state"], groups["now"], each.groups.names)
+        if groups["now"] != each.groups.names:  # its parameters are numbered as on this worker
+            names = [name for group in groups["now"] for name in group]
+            mine = [name for group in each.groups.names for name in group]
+            numbers = {name: number for number, name in enumerate(mine)}
+            theirs["state"] = {
+                numbers[names[key]] if isinstance(key, int) else key: value
+                for key, value in theirs["state"].items()
+                if not isinstance(key, int) or names[key] in numbers
+            }
         computed = groups[COMPUTED]
         # Its own options stay: its script and schedulers have yet to make the sender's changes.
         kept = copied_for_step(own, theirs)
@@ -802,7 +721,6 @@ class TorchReplica(FrameworkReplica):
 
     @staticmethod
     def _load_optimizer(each: _Trained, theirs: dict[str, Any], exact: bool) -> None:
-        """Load an optimizer's whole state from another worker, with its groups and options."""
         groups = theirs.pop(GROUPS, None)
         if groups is not None:
             options = [
@@ -813,7 +731,6 @@ class TorchReplica(FrameworkReplica):
         load_state(each.optimizer, theirs, exact)
 
     def durable(self) -> dict[str, Any]:
-        """Return what a checkpoint stores, without copies of the tensors."""
         names: dict[str, str] = {}
         besides: dict[str, Any] = {}
         for prefix, model in zip(self._prefixes(), self._models(), strict=True):
@@ -821,28 +738,25 @@ class TorchReplica(FrameworkReplica):
             names |= {f"{prefix}{name}": f"{prefix}{tensor}" for name, tensor in found.items()}
             besides |= {f"{prefix}{name}": value for name, value in rest.items()}
         state = super().durable()
-        state["extra"] = [self._saved_extra(states) for states in state["extra"]]
+        extra = state["extra"]
+        state["extra"] = [
+            {name: value for name, value in states.items() if can_save(value)} for states in extra
+        ]
+        for states, saved in zip(extra, state["extra"], strict=True):
+            if unsaved := states.keys() - saved.keys() - self._unsaved:
+                self._unsaved |= unsaved
+                logger.warning(
+                    "checkpoints leave out the extra state of %s, which a file cannot hold: "
+                    "newcomers get it, but not a job that continues from a checkpoint",
+                    ", ".join(sorted(name or "the model" for name in unsaved)),
+                )
         state["schedulers"] = savable(state["schedulers"])
         return {**state, "state_dict": {"names": names, "besides": besides}}
 
-    def _saved_extra(self, states: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those extra states that a checkpoint can hold; warn once of each other one."""
-        saved = {name: state for name, state in states.items() if can_save(state)}
-        if unsaved := states.keys() - saved.keys() - self._unsaved:
-            self._unsaved |= unsaved
-            logger.warning(
-                "checkpoints leave out the extra state of %s, which a file cannot hold: newcomers "
-                "get it, but not a job that continues from a checkpoint",
-                ", ".join(sorted(name or "the model" for name in unsaved)),
-            )
-        return saved
-
     def copied(self, state: dict[str, Any]) -> Any:
-        """Return `state` with tensors copied into host memory, which the next call overwrites."""
         return self._copier.copy(state)
 
     def uncopied(self, state: Any) -> dict[str, Any]:
-        """Return `state`, from a checkpoint, with its arrays as tensors again."""
         loaded: dict[str, Any] = to_tensors(state, copy=True)  # `copied` overwrites that memory
         named = [name for name in NAMED if name in loaded]
         loaded |= {name: with_plain_names(loaded[name]) for name in named}
@@ -854,7 +768,6 @@ class TorchReplica(FrameworkReplica):
         return loaded
 
     def _model_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the parameters and buffers of all models, by name."""
         tensors: dict[str, torch.Tensor] = {}
         for prefix, model in zip(self._prefixes(), self._models(), strict=True):
             named = (*model.named_parameters(), *model.named_buffers())
@@ -864,8 +777,12 @@ class TorchReplica(FrameworkReplica):
         return tensors
 
     def _non_persistent(self) -> set[str]:
-        models = zip(self._prefixes(), self._models(), strict=True)
-        return {f"{prefix}{name}" for prefix, model in models for name in non_persistent(model)}
+        return {  # buffers that are not in a `state_dict()`
+            f"{prefix}{plain_name(f'{path}.{name}' if path else name)}"
+            for prefix, model in zip(self._prefixes(), self._models(), strict=True)
+            for path, module in model.named_modules()
+            for name in module._non_persistent_buffers_set
+        }
 
     def _optional(self, state: Mapping[str, Any]) -> set[str]:
         return self._non_persistent() | set(state.get("non_persistent", ()))
@@ -873,17 +790,6 @@ class TorchReplica(FrameworkReplica):
     def _parameters(self) -> dict[str, torch.Tensor]:
         tensors = self._model_tensors().items()
         return {n: tensor for n, tensor in tensors if isinstance(tensor, torch.nn.Parameter)}
-
-    def _set_by_a_step(
-        self, tensors: Mapping[str, torch.Tensor], names: Iterable[str]
-    ) -> list[str]:
-        # The script changes all others: an average of the weights, a target network, a buffer.
-        found: set[torch.Tensor] = set()
-        for each in self._trained:
-            found |= {one for _, one in optimizer_parameters(each.optimizer, each.model)}
-            if self._averages_buffers:
-                found |= {*each.model.buffers()}
-        return [name for name in names if tensors[name] in found]
 
     def _outside(
         self, each: _Trained, trained: Iterable[tuple[str, torch.nn.Parameter]]
@@ -901,19 +807,7 @@ class TorchReplica(FrameworkReplica):
         return [f"{number}." for number in range(len(models))] if len(models) > 1 else [""]
 
 
-def _renumbered(state: dict[Any, Any], theirs: Names, mine: Names) -> dict[Any, Any]:
-    """Return an optimizer's state with its parameters numbered as they are on this worker."""
-    names = [name for group in theirs for name in group]
-    numbers = {name: number for number, name in enumerate(n for group in mine for n in group)}
-    return {
-        numbers[names[key]] if isinstance(key, int) else key: value
-        for key, value in state.items()
-        if not isinstance(key, int) or names[key] in numbers
-    }
-
-
 def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float]:
-    """Return the present learning rates of `optimizers`, by texts for error messages."""
     rates, values = {}, {}
     for number, optimizer in enumerate(optimizers):
         of = f" of optimizer {number}" if len(optimizers) > 1 else ""
@@ -925,10 +819,6 @@ def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float]:
         for index, value in enumerate(step_values(optimizer)):
             values[f"{STEP_VALUE}{f' of scheduler {index}' if index else ''}{of}"] = value
     return rates | values
-
-
-# ------------------------------------------------------------
-# Provide `edl.torch.load_weights`, which loads the trained weights from a job's checkpoint.
 
 
 EXTRA = "_extra_state"  # the last part of the name of what get_extra_state() gives
@@ -953,8 +843,12 @@ def load_weights(
         CheckpointError: there is no undamaged file, or the model has other names or shapes; the
             model is then unchanged.
     """
+
+    def on_cpu(leaf: Any, _where: str) -> Any:
+        return replace(leaf, kind=KIND, device="cpu") if isinstance(leaf, Blob) else leaf
+
     blobs = {
-        name.removeprefix(prefix): map_leaves(value, lambda leaf, _: _on_cpu(leaf))
+        name.removeprefix(prefix): map_leaves(value, on_cpu)
         for name, value in weights(location(path)).items()
         if name.startswith(prefix)
     }
@@ -962,10 +856,6 @@ def load_weights(
     if model is not None:
         _load(model, found, path)
     return found
-
-
-def _on_cpu(leaf: Any) -> Any:
-    return replace(leaf, kind=KIND, device="cpu") if isinstance(leaf, Blob) else leaf
 
 
 def _load(

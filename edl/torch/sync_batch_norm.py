@@ -46,13 +46,12 @@ Exchange = Callable[[bytes], list[bytes]]
 
 def synchronise_batch_norm(exchange_of_step: Callable[[], Exchange | None]) -> None:
     """Make PyTorch's and Horovod's `SyncBatchNorm` exchange statistics by the job's ring."""
-    for kind in (torch.nn.SyncBatchNorm, hvd.SyncBatchNorm):
-        _synchronise(kind, exchange_of_step)
+    kinds: list[Any] = [torch.nn.SyncBatchNorm, hvd.SyncBatchNorm]
+    for kind in kinds:
+        kind.forward = _synchronised(kind.forward, exchange_of_step)
 
 
-def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> None:
-    """Replace the forward pass of a layer class by one that uses the job's ring."""
-    alone = kind.forward
+def _synchronised(alone: Any, exchange_of_step: Callable[[], Exchange | None]) -> Any:
 
     def forward(self: Any, inputs: torch.Tensor) -> torch.Tensor:
         if not is_initialized():
@@ -69,11 +68,10 @@ def _synchronise(kind: Any, exchange_of_step: Callable[[], Exchange | None]) -> 
         _track(self, moments)
         return outputs  # type: ignore[no-any-return]
 
-    kind.forward = forward
+    return forward
 
 
 def _exchange(exchange_of_step: Callable[[], Exchange | None]) -> tuple[Exchange | None, int]:
-    """Return the function that exchanges statistics between workers, and this batch's weight."""
     worker = current_worker()
     if (exchange := exchange_of_step()) is not None:
         return exchange, worker.steps.batch_weight
@@ -83,7 +81,6 @@ def _exchange(exchange_of_step: Callable[[], Exchange | None]) -> tuple[Exchange
 
 
 def _track(layer: Any, moments: Moments) -> None:
-    """Update the running mean and variance of a layer, as PyTorch's own layers do."""
     if not layer.track_running_stats or moments.elements == 0:
         return
     layer.num_batches_tracked.add_(1)
@@ -97,8 +94,6 @@ def _track(layer: Any, moments: Moments) -> None:
 
 
 class _Normalise(torch.autograd.Function):
-    """The autograd function that normalises a batch by the mean and variance over all workers."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -109,7 +104,6 @@ class _Normalise(torch.autograd.Function):
         weight: int,
         exchange: Exchange,
     ) -> tuple[torch.Tensor, Moments]:
-        """Normalise `inputs` over the samples of all workers, then scale and shift them."""
         x = inputs.to(_wide(inputs.dtype))
         own = _moments(x, weight)
         moments = combined([Moments.decode(each) for each in exchange(own.encode())])
@@ -132,7 +126,6 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, _moments_gradient: Any) -> tuple[Any, ...]:
-        """Return the derivatives of the loss by the six arguments of `forward` after `ctx`."""
         normal, gamma, beta, scale = ctx.saved_tensors
         g = gradient.to(normal.dtype)
         others = [axis for axis in range(g.dim()) if axis != 1]
@@ -157,7 +150,6 @@ class _Normalise(torch.autograd.Function):
 
 
 def _moments(x: torch.Tensor, weight: int) -> Moments:
-    """Return the moments of a batch for each channel: count, mean, sum of squared deviations."""
     channels = x.shape[1]
     if weight == 0 or x.numel() == 0:
         return Moments(0.0, np.zeros(channels), np.zeros(channels))

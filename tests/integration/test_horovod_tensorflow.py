@@ -41,8 +41,6 @@ def test_2_3_2_and_a_kill(tmp_path: Path, zk_hosts: str) -> None:
 
 
 class LoopScenario(Scenario):
-    """The counting model in a loop, with a ``tf.function`` or with a graph and a session."""
-
     script = SCRIPTS / "hvd_tf_counting.py"
     samples, batch_size, epochs = 900, 6, 8  # what is left is divided by 1, 2 and 3
 
@@ -75,7 +73,6 @@ def test_the_parts_in_a_job_of_one() -> None:
 
 
 def test_sparse_gradients_with_each_option(tmp_path: Path, zk_hosts: str) -> None:
-    """In groups, too, of variables with the same name; each with a dense one beside it."""
     with started(tmp_path, zk_hosts, SCRIPTS / "hvd_sparse.py", np=2, max_np=2) as job:
         assert job.end(START_S) == 0, job.describe("it failed")
         assert job.output().count("all is well") == 2

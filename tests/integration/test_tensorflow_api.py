@@ -204,12 +204,12 @@ with tf.compat.v1.Session() as s:
 WRONG_USES = {
     "a layer that carries its state on, where others train, too": (
         """
-from edl.tensorflow.training import refuse_stateful
+from edl.tensorflow.training import check_stateless
 edl.init()
 layers = keras.Input(batch_shape=(4, 1, 1)), keras.layers.LSTM(2, stateful=True, name="memory")
 model = keras.Sequential(layers)
-refuse_stateful(model, shared=False)
-refuse_stateful(model, shared=True)
+check_stateless(model, shared=False)
+check_stateless(model, shared=True)
 """,
         "the layer memory has stateful=True: its state goes on from batch to batch",
     ),
@@ -2719,7 +2719,6 @@ LONG = {  # tests/README.md, Time: in `make test` the first one of each line has
 
 
 def cases(uses: Iterable[str]) -> list[Any]:
-    """Return the names of uses as parameters, those in LONG marked `long`."""
     named = {name for names in LONG.values() for name in names}
     return [pytest.param(use, marks=[pytest.mark.long] * (use in named)) for use in uses]
 
@@ -2758,7 +2757,6 @@ model.fit(dataset, epochs=2, callbacks=[board, edl.KerasCallback()], verbose=2)
 
 
 def test_habits_of_keras(tmp_path: Path) -> None:
-    """Inputs in a list, XLA, TensorBoard: they work, or are told of in a line."""
     done = forked.python("tensorflow", ["-c", HABITS, tmp_path / "board"], 240.0)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("9/9 - ") == 2, "36 samples, not the two of a list"
@@ -2769,7 +2767,6 @@ def test_habits_of_keras(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("access", ["eager", "session"])
 def test_a_changed_value_is_in_the_digest_of_one_group(access: str) -> None:
-    """Of each type of variable, bfloat16 too, which is in no buffer that numpy knows."""
     script = Path(__file__).parent / "scripts" / "tf_digests.py"
     done = forked.python("tensorflow", [script, access], 120.0)
     assert done.returncode == 0, done.stderr

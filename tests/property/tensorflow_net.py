@@ -30,7 +30,6 @@ ONE_SEED: Any = SimpleNamespace(read=lambda: 5, seed=lambda _: None)
 
 
 def allreduce_of(array: Vector, kind: str) -> Any:
-    """Reduce over the loopback ring in place of Horovod's."""
     member = MEMBERS[threading.get_ident()]
     found = member.average_finish(member.average_start(array.copy(), f"test.{kind}", kind))
     return found.copy()  # the members get one array, and edl writes to it
@@ -40,15 +39,12 @@ logical.allreduce_of = allreduce_of
 
 
 class VariablesModel(CountingModel):
-    """Variables as the arrays that a loopback job sends to newcomers."""
-
     def __init__(self, variables: list[Any]) -> None:
         self.variables = variables
         super().__init__(1)
 
     @property
     def w(self) -> Vector:
-        """All values, one after the other; float64 has them exactly."""
         return np.concatenate([each.numpy().astype(np.float64).ravel() for each in self.variables])
 
     @w.setter

@@ -25,7 +25,6 @@ EDGES = (0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, 65504.0)
 
 @st.composite
 def values(draw: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Draw a tensor, some of whose elements may be special, and whose layout may be another one."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**40)))
     if not (dtype.is_floating_point or dtype.is_complex):
         whole = torch.randint(
@@ -47,7 +46,6 @@ def values(draw: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tenso
 
 @st.composite
 def rows(draw: Any, pieces: int) -> list[Summands]:
-    """Draw the summands of some means, up to ``pieces`` of each."""
     found = []
     for _ in range(draw(st.integers(1, 8))):
         shape, dtype = draw(st.sampled_from(SHAPES)), draw(st.sampled_from(TYPES))
@@ -72,7 +70,6 @@ def largest(values: torch.Tensor) -> float:
 
 
 def one_by_one(row: Summands, pieces: int) -> torch.Tensor | None:
-    """Return the mean of a row as the module says that it is computed, or None."""
     if not row.own or not row.counts:
         return None
     bound = max(largest(each) * weight for each, weight in row.own)
@@ -87,7 +84,6 @@ def one_by_one(row: Summands, pieces: int) -> torch.Tensor | None:
 
 
 def bits(values: torch.Tensor) -> bytes:
-    """Return the bytes of a tensor, with the same ones for each nan."""
     flat = real(values).clone()
     flat[flat != flat] = 1.0
     return flat.view(torch.uint8).numpy().tobytes() + bytes(real(values).isnan().tolist())

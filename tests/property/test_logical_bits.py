@@ -41,15 +41,11 @@ def loopback() -> Iterator[None]:
 
 
 class OneSeed(TorchGenerators):
-    """The generators are those of all threads; the script's seed is 5."""
-
     def read(self) -> int:
         return 5
 
 
 class Net(torch.nn.Module):
-    """With all whose result depends on the order of samples: averages, random masks, sums."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -67,15 +63,12 @@ class Net(torch.nn.Module):
 
 
 class NetModel(CountingModel):
-    """The state of a :class:`Net` as the arrays that a loopback job sends to newcomers."""
-
     def __init__(self, net: Net) -> None:
         self.net = net
         super().__init__(1)
 
     @property
     def w(self) -> Vector:
-        """All parameters and buffers, one after the other; float64 has them exactly."""
         values = [each.detach().double().flatten() for each in self.net.state_dict().values()]
         return torch.cat(values).numpy()
 
@@ -101,8 +94,6 @@ class NetModel(CountingModel):
 
 @dataclass(frozen=True)
 class LogicalNet:
-    """A script that trains a :class:`Net`, and keeps the digest of its state after each step."""
-
     samples: int = 20
     batch_size: int = 2
     logical: int = 4
@@ -163,7 +154,6 @@ class LogicalNet:
         one.result = digests
 
     def check_unused(self, layer: torch.nn.Linear, steps: int) -> None:
-        """Assert that the layer, whose weights were 1, has the weights of so many steps."""
         alone = torch.nn.Parameter(torch.tensor(1.0))
         sgd = torch.optim.SGD([alone], lr=0.1, weight_decay=self.decay)
         alone.grad = torch.tensor(0.0)
@@ -172,7 +162,6 @@ class LogicalNet:
         assert layer.weight.tolist() == [[alone.item()] * 2] * 2
 
     def prove(self, results: Mapping[int, dict[int, str]]) -> None:
-        """Assert that each worker had in each step the bits of one worker that nothing disturbs."""
         expected = undisturbed(self)
         assert results
         for worker, digests in results.items():
@@ -182,7 +171,6 @@ class LogicalNet:
 
 @cache
 def undisturbed(script: LogicalNet) -> dict[int, str]:
-    """Return the digests by step of a job of one worker."""
     seen: dict[int, str] = {}
 
     class Alone(type(script)):  # type: ignore[misc]

@@ -53,8 +53,6 @@ def loopback() -> Iterator[None]:
 
 
 class Fails(torch.autograd.Function):
-    """A node whose backward runs out of memory."""
-
     @staticmethod
     def forward(_ctx: Any, value: torch.Tensor) -> torch.Tensor:
         return value.clone()
@@ -80,8 +78,6 @@ class Net(torch.nn.Module):
 
 
 class Sgd:
-    """See :class:`several_optimizers.Optimizer`."""
-
     def __init__(
         self,
         worker: Worker,
@@ -199,7 +195,6 @@ FEWER = settings(max_examples=max(6, settings().max_examples // 2))
 
 
 def test_who_has_missed_a_step_may_decide_otherwise() -> None:
-    """With one optimizer: its step ends all the same."""
     script = TorchSeveral((ONE,), samples=14, epochs=1, looks=True)
     for worker in range(3):
         for point in points(30, 80, 3, worker):
@@ -208,7 +203,6 @@ def test_who_has_missed_a_step_may_decide_otherwise() -> None:
 
 
 def at_each_point(script: TorchSeveral, end: int, step: int) -> None:
-    """Let each of three workers die at one point in ``step``, up to ``end``: the job finishes."""
     for worker in range(3):
         for point in points(1 + worker, end, step, worker):
             scenario = Scenario(point % 2, script=script, faults=(Fault(worker, point, "kill"),))
@@ -223,7 +217,6 @@ def test_a_death_at_each_point(turns: tuple[tuple[str, ...], ...]) -> None:
 @pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"])
 @pytest.mark.parametrize("habit", [FAILS, TWO_PASSES])
 def test_a_death_at_each_point_of_a_habit(habit: str, to_none: bool) -> None:
-    """A backward pass that fails and is tried again; two passes for an update."""
     script = TorchSeveral((ONE,), samples=14, epochs=1, habit=habit, to_none=to_none)
     at_each_point(script, 110, 5)
 
@@ -363,8 +356,6 @@ class Tuned(Sgd):
 
 
 class WithTuner(Models):
-    """The tuner's state goes to newcomers, as that of an LR scheduler."""
-
     tuner: lr_tuner.LRTuner
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
@@ -377,8 +368,6 @@ class WithTuner(Models):
 
 @dataclass(frozen=True)
 class Tuning(TorchSeveral):
-    """A script with a tuner. Its rates are the same on all workers."""
-
     turns: tuple[tuple[str, ...], ...] = (ONE,)
     samples: int = 60
     epochs: int = 5
@@ -427,7 +416,6 @@ def in_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def rates_of(scenario: Scenario) -> list[float]:
-    """Those of a job in which each sample was counted once an epoch."""
     job = scenario.run()
     assert job.memory.job.state is JobState.FINISHED
     told = {

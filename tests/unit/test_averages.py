@@ -79,7 +79,6 @@ def test_a_deleted_average_keeps_its_number(averages: ScriptAverages) -> None:
 
 
 def resumed(averages: ScriptAverages) -> None:
-    """Resume a job from a checkpoint of an earlier edl, which saved no averages."""
     model = nn.Linear(1, 1)
     replica = TorchReplica(model, torch.optim.SGD(model.parameters(), lr=0.1))
     checkpoint = replica.capture()
@@ -114,15 +113,12 @@ def test_an_average_from_an_epoch_before_the_checkpoint_is_missed(averages: Scri
 
 
 class Earlier(AveragedModel):
-    """A subclass that the script has defined before edl watches."""
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self.register_buffer("own", torch.zeros(1))
 
 
 def own_of(kind: type[AveragedModel]) -> float:
-    """Return the own buffer of an average whose state, with 7 in that buffer, waited for it."""
     saved = kind(nn.Linear(1, 1))
     saved.update_parameters(nn.Linear(1, 1))
     saved.own.fill_(7.0)
@@ -149,8 +145,6 @@ def test_the_own_buffer_of_a_subclass_comes_back(averages: ScriptAverages) -> No
 
 
 def test_an_average_whose_constructor_was_replaced_is_added_once(averages: ScriptAverages) -> None:
-    """As a decorator of the class does it."""
-
     class Replaced(AveragedModel):
         pass
 

@@ -18,8 +18,6 @@ SHAPES = ((3, 5), (7,), (), (0,))
 
 
 class Ring:
-    """Workers in threads that add up, or compare, what they bring."""
-
     def __init__(self, size: int) -> None:
         self.brought: list[Any] = [None] * size
         self.barrier = threading.Barrier(size, timeout=60.0)
@@ -34,7 +32,6 @@ class Ring:
 
 
 def means_of(shares: Sequence[Sequence[int]], seeds: Sequence[int] = ()) -> list[list[Any]]:
-    """Return what each worker gets; ``shares`` are the logical workers that each has."""
     ring, pieces = Ring(len(shares)), sum(map(len, shares))
     found: list[Any] = [None] * len(shares)
 

@@ -25,7 +25,6 @@ from edl.worker.worker import Worker
 
 @pytest.fixture(autouse=True)
 def states() -> Iterator[None]:
-    """Leave the generators of this process as they were."""
     python, numpy_, torch_ = random.getstate(), np.random.get_state(), torch.get_rng_state()
     yield
     random.setstate(python)
@@ -47,7 +46,6 @@ def draw() -> tuple[float, float, float]:
 
 
 def numbers_of(**worker: Any) -> RandomNumbers:
-    """Those of a worker whose script has seeded everything with 0."""
     seed_script()
     is_so = {"id": 0, "rank": 0, "step": 0, "generation": 1, "same_random": False, "logical": 0}
     engine = SimpleNamespace(completed_by_peers=False)
@@ -133,7 +131,6 @@ def test_a_seed_that_is_set_while_training_becomes_the_worker_s_own() -> None:
 
 
 def drawn_by_logical(seed: int = 0, epoch: int = 1, **worker: Any) -> list[tuple[float, ...]]:
-    """Return what a worker draws in the pass of a logical worker, and after the step."""
     numbers = numbers_of(logical=8, **({"step": 3} | worker))
     torch.manual_seed(seed)
     numbers.warm_up()
@@ -162,7 +159,6 @@ def test_a_logical_worker_draws_the_same_on_any_worker() -> None:
 
 
 def test_a_newcomer_and_a_resumed_job_go_on_with_the_seed_of_the_job() -> None:
-    """The script seeds once more while it trains; a worker that comes later has not run that."""
     loader = SimpleNamespace(progress=SimpleNamespace(seed=999))  # that of the job, or checkpoint
     numbers = numbers_of(logical=8, step=13, loader=loader)
     numbers.enter()
@@ -300,7 +296,7 @@ def mixup(samples: list[Any]) -> tuple[list[Any], float]:
 
 def loaded(batches: Sequence[Sequence[int]], processes: int, epoch: int = 0) -> list[Any]:
     in_thread = processes == 0
-    items = [Items.of(list(batch), derived_seed(5, epoch), batch) for batch in batches]
+    items = [Items(list(batch), derived_seed(5, epoch), batch) for batch in batches]
     loader = torch.utils.data.DataLoader(
         Seeded(Noisy(), in_thread),
         batch_sampler=cast(Any, items),
@@ -340,13 +336,13 @@ def test_a_sample_behind_a_subset_has_the_same_numbers_in_any_batch() -> None:
         torch.utils.data.Subset(torch.utils.data.Subset(Noisy(), range(12)), range(12)),
     ):
         seeded = Seeded(kept, in_thread=True)
-        (alone,) = seeded.__getitems__(Items.of([3], 5, [3]))
-        assert seeded.__getitems__(Items.of([2, 3], 5, [2, 3]))[1] == alone
-        assert Seeded(Noisy(), True).__getitems__(Items.of([3], 5, [3])) == [alone]
+        (alone,) = seeded.__getitems__(Items([3], 5, [3]))
+        assert seeded.__getitems__(Items([2, 3], 5, [2, 3]))[1] == alone
+        assert Seeded(Noisy(), True).__getitems__(Items([3], 5, [3])) == [alone]
     at_once = Seeded(torch.utils.data.Subset(ReadsBatches(), range(12)), in_thread=True)
-    (first,) = at_once.__getitems__(Items.of([3], 5, [3]))
-    assert at_once.__getitems__(Items.of([3, 2], 5, [3, 2]))[0] == first
-    assert at_once.__getitems__(Items.of([2, 3], 5, [2, 3]))[1] != first, "one seed for the batch"
+    (first,) = at_once.__getitems__(Items([3], 5, [3]))
+    assert at_once.__getitems__(Items([3, 2], 5, [3, 2]))[0] == first
+    assert at_once.__getitems__(Items([2, 3], 5, [2, 3]))[1] != first, "one seed for the batch"
 
 
 def test_the_training_thread_s_generators_go_on_as_they_were() -> None:
@@ -355,7 +351,7 @@ def test_the_training_thread_s_generators_go_on_as_they_were() -> None:
     expected = [draw() for _ in range(2)]
     seed_script()
     assert draw() == expected[0]
-    seeded.__getitems__(Items.of([3], 17, [3]))
+    seeded.__getitems__(Items([3], 17, [3]))
     assert draw() == expected[1]
     assert torch.initial_seed() == 0
 
@@ -377,7 +373,7 @@ def test_a_sample_that_is_drawn_on_a_gpu_follows_from_its_seed(
         before = gpu.get_state()
         seeded = Seeded(OnGpu(), in_thread=True)
         collate = SeededCollate(lambda one: [*one, float(torch.rand((), generator=gpu))], True)
-        found = collate(seeded.__getitems__(Items.of([3, 4], 1, [3, 4])))
+        found = collate(seeded.__getitems__(Items([3, 4], 1, [3, 4])))
         return found, torch.equal(gpu.get_state(), before)
 
     found, kept = drawn(1)

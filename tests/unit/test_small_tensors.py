@@ -11,7 +11,7 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader, Dataset
 
-from edl.torch.loader import MOST_BYTES, _rebuilt, _reduced, send_small_tensors_by_value
+from edl.torch.loader import MAX_BYTES, _rebuilt, _reduced, send_small_tensors_by_value
 
 NUMBERS = torch.arange(12.0).reshape(3, 4)
 
@@ -32,7 +32,7 @@ def by_value(tensor: torch.Tensor) -> bool:
         NUMBERS.to(torch.bfloat16),
         torch.tensor([1 + 2j, float("nan")]),
         NUMBERS.to(torch.float8_e4m3fn),
-        torch.zeros(MOST_BYTES, dtype=torch.uint8),
+        torch.zeros(MAX_BYTES, dtype=torch.uint8),
         NUMBERS.clone().share_memory_(),
     ],
     ids=lambda tensor: f"{tensor.dtype}{[*tensor.shape]}",
@@ -53,7 +53,7 @@ def test_it_is_made_again_bit_by_bit(tensor: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.zeros(MOST_BYTES + 1, dtype=torch.uint8),
+        torch.zeros(MAX_BYTES + 1, dtype=torch.uint8),
         torch.zeros(0),
         NUMBERS.mT,
         NUMBERS.expand(2, 3, 4),
@@ -86,7 +86,7 @@ class Pairs(Dataset[Any]):
         return 8
 
     def __getitem__(self, index: int) -> Any:
-        return torch.full((MOST_BYTES // 4,), float(index)), index
+        return torch.full((MAX_BYTES // 4,), float(index)), index
 
 
 def _prepare(_number: int) -> None:

@@ -15,7 +15,7 @@ import edl.torch  # noqa: F401 (it makes schedulers look)
 from edl.binding import process
 from edl.errors import UsageError
 from edl.step.engine import Batch, BatchStart, RingPlace, StepEngine
-from edl.torch.optimizer import _refuse_unlike, listen
+from edl.torch.optimizer import _check_logical, listen
 from edl.torch.reduction import GradientReduction
 from edl.worker.worker import Worker
 
@@ -95,8 +95,6 @@ def test_a_size_within_the_training_is_that_of_logical_workers(
 
 
 class Counts(torch.optim.SGD):
-    """Counts its steps in an option of its groups, as schedule-free optimizers do."""
-
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             group["k"] = group.get("k", 0) + 1
@@ -130,9 +128,9 @@ def test_an_optimizer_that_wraps_another_is_refused_with_logical_workers() -> No
     """Lookahead changes weights at each k-th call, whether there are gradients or not."""
     model = torch.nn.Linear(2, 2)
     outer = torch.optim.SGD(model.parameters(), lr=0.1)
-    _refuse_unlike(outer, model)
+    _check_logical(outer, model)
     vars(outer)["inner"] = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(UsageError, match="SGD wraps another optimizer, and may change weights"):
-        _refuse_unlike(outer, model)
+        _check_logical(outer, model)
     with pytest.raises(UsageError, match="SyncBatchNorm takes its statistics from all workers"):
-        _refuse_unlike(torch.optim.SGD(model.parameters()), torch.nn.SyncBatchNorm(2))
+        _check_logical(torch.optim.SGD(model.parameters()), torch.nn.SyncBatchNorm(2))

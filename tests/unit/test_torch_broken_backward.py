@@ -19,8 +19,6 @@ Tensor = torch.Tensor
 
 
 class Fails(torch.autograd.Function):
-    """A node whose backward raises what it was given."""
-
     @staticmethod
     def forward(ctx: Any, value: Tensor, error: BaseException) -> Tensor:
         ctx.error = error
@@ -40,7 +38,6 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
 
 
 def fail(job: Job, error: BaseException = ERRORS[0]) -> None:
-    """Make a backward pass that computes the gradient of ``b``, and fails before that of ``a``."""
     first = Fails.apply(2 * job.a, error)
     loss = 4 * job.b + first
     with pytest.raises(type(error)):
@@ -90,7 +87,6 @@ def test_a_gradient_that_only_it_has_sent_and_forgets(zeroes: bool, worker: Work
 
 
 def test_the_batch_may_be_tried_again(worker: Worker) -> None:
-    """In two halves, the first of which is only added up; or at once."""
     job = Job(worker, "a", "b")
     worker.begin(present=ones(1, 1), a=ones(8), b=ones(0))
     fail(job)
@@ -224,8 +220,6 @@ def test_a_ring_that_breaks_is_no_failed_pass(worker: Worker) -> None:
 
 
 class ShortOfMemory(torch.optim.SGD):
-    """An optimizer whose ``step()`` fails, as the first of Adam does when it makes its state."""
-
     def step(self, closure: Any = None) -> Any:
         raise ERRORS[0]
 
@@ -233,8 +227,6 @@ class ShortOfMemory(torch.optim.SGD):
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("ends", [False, True], ids=["next", "notify"])
 def test_an_update_that_fails_is_no_skipped_one(ends: bool, count: int) -> None:
-    """The other workers make it."""
-
     def script(one: Script) -> None:
         short = one.wrap([torch.nn.Parameter(torch.ones(1, 2))], kind=ShortOfMemory)
         (weight,) = short.param_groups[0]["params"]

@@ -153,8 +153,6 @@ def test_what_a_forward_pass_makes_need_not_be_there_in_a_resumed_job(tmp_path: 
 
 
 class Compiled(torch.nn.Module):
-    """As torch.compile wraps a module."""
-
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
         self._orig_mod = module

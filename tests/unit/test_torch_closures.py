@@ -89,7 +89,6 @@ def test_lbfgs_is_told_before_it_has_moved_anything() -> None:
 
 
 def test_hooks_of_a_step_come_after_its_closure() -> None:
-    """A learning rate that goes by samples is set when the step's records are in."""
     order: list[str] = []
     arguments: Any = (None, lambda: order.append("closure"))
     for name in ("first", "second"):
@@ -106,8 +105,6 @@ def test_hooks_of_a_step_come_after_its_closure() -> None:
 
 
 class Lookahead(Optimizer):
-    """As it is commonly written: without ``Optimizer.__init__``."""
-
     def __init__(self, optimizer: Optimizer, k: int = 2, alpha: float = 0.5) -> None:
         self.optimizer, self.k, self.alpha = optimizer, k, alpha
         self.param_groups = optimizer.param_groups
@@ -225,7 +222,6 @@ def test_the_ring_breaks_with_complex_gradients_on_their_way(
     finish = gradients.finish
 
     def wait(handle: int) -> Any:
-        """As Horovod: nothing comes of a second wait for the same."""
         waited.append(handle)
         if waited.count(handle) > 1:
             return None
@@ -340,8 +336,6 @@ def test_the_inner_momentum_of_sharpness_aware_training_reaches_a_newcomer() -> 
 
 
 class Growing(Optimizer):
-    """Of the kind of Prodigy: numbers in its groups are computed from gradients, and it counts."""
-
     def __init__(self, parameters: Any) -> None:
         start = {"lr": 1.0, "d": 1e-6, "most": torch.tensor(0.0), "k": 0, "weight_decay": 0.1}
         super().__init__(parameters, start)
@@ -386,8 +380,6 @@ KINDS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_changes_in_a_step_that_others_have_completed(kind: str, worker: Worker) -> None:
-    """Some count, copy, or decay a momentum without gradients, too."""
-
     def script() -> tuple[TorchReplica, torch.nn.Module, Any]:
         net = torch.nn.Linear(2, 1)
         for parameter in net.parameters():

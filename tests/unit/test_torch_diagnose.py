@@ -15,8 +15,6 @@ from edl.torch.replica import Copier, to_tensors
 
 
 class Net(nn.Module):
-    """Made in another order than it is applied."""
-
     def __init__(self) -> None:
         super().__init__()
         self.last = nn.Linear(4, 2)

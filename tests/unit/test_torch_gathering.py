@@ -16,8 +16,6 @@ from edl.errors import UsageError
 
 @pytest.fixture
 def on_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Return a function that calls ``act`` on workers with these values, and their answers."""
-
     def run(act: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
         sent: list[bytes] = []
 
@@ -53,7 +51,6 @@ def test_rows_come_in_rank_order_whatever_their_number(on_all, kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_tensor_without_elements_has_the_type_of_the_others(on_all, kind) -> None:
-    """As torchmetrics gathers a state to which a worker has added nothing."""
     parts = [torch.zeros(0), torch.arange(3).to(kind), torch.zeros(0, dtype=torch.int64)]
     for answer in on_all(edl.gather_each, parts):
         assert [each.dtype for each in answer] == [kind] * 3

@@ -16,8 +16,6 @@ from edl.worker.progress import Receive
 
 
 class Script:
-    """What a script has made before its loop."""
-
     def __init__(self, seed: float = 1.0, kind: Callable[..., Optimizer] = AdamW) -> None:
         self.body, self.head = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
         self.model = torch.nn.Sequential(self.body, self.head)
@@ -109,7 +107,6 @@ def test_a_group_that_was_removed_and_one_of_the_warm_up_are_gone() -> None:
 
 
 def test_a_worker_that_missed_a_step_keeps_its_own_groups() -> None:
-    """The others may be past the line that adds one."""
     job, survivor = Script(), Script(2.0)
     job.train()
     job.unfreeze()

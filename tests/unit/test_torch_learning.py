@@ -16,8 +16,6 @@ from edl.torch.reduction import watch_losses
 
 
 class Script:
-    """A script in a job of one worker, as far as the meter sees it."""
-
     def __init__(self, scale: float = 1.0) -> None:
         self.meter = LearningMeter()
         self.loader = SimpleNamespace(open=True, batch_weight=4)
@@ -25,7 +23,7 @@ class Script:
             learning=self.meter, loader=self.loader, warming_up=False, step=6, worker=None
         )
         self.optimizers: Any = SimpleNamespace(
-            worker=worker, several=False, loss_scale=lambda: scale
+            worker=worker, is_multi=False, loss_scale=lambda: scale
         )
         self.weight = torch.nn.Parameter(torch.tensor([3.0]))
         self.sgd = torch.optim.SGD([self.weight], lr=0.25)
@@ -38,8 +36,7 @@ class Script:
 
 @pytest.fixture(autouse=True)
 def no_more_losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what a test declares end with it."""
-    monkeypatch.setattr(reduction, "_see", None)
+    monkeypatch.setattr(reduction, "_observe", None)
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
 
 
@@ -96,13 +93,13 @@ def test_what_is_no_loss_is_left_out() -> None:
     assert script.sampled() == [(7, None, 0.25)]
 
 
-@pytest.mark.parametrize("change", ["padding", "several", "warming_up"])
+@pytest.mark.parametrize("change", ["padding", "is_multi", "warming_up"])
 def test_batches_that_do_not_count(change: str) -> None:
     script = Script()
     if change == "padding":
         script.loader.batch_weight = 0
-    elif change == "several":
-        script.optimizers.several = True
+    elif change == "is_multi":
+        script.optimizers.is_multi = True
     else:
         script.optimizers.worker.warming_up = True
     script.weight.sum().backward()

@@ -31,8 +31,6 @@ from edl.worker.worker import Worker
 
 
 class Listener:
-    """A worker that writes down what it is told."""
-
     def __init__(self) -> None:
         self.source: Source | None = None
         self.policy: PolicyFile | None = None
@@ -171,7 +169,6 @@ def test_an_epoch_draws_from_pytorchs_generator_what_its_own_sampler_draws(
 
 
 def options_of_order() -> list[dict[str, Any]]:
-    """Return what scripts give to PyTorch's loader about the order of the samples."""
     generator = torch.Generator().manual_seed(5)
     return [
         {"shuffle": True},
@@ -223,7 +220,6 @@ def test_the_generator_of_the_order_may_be_that_of_the_sampler(options: Any, see
 
 
 def test_a_seed_may_be_none_in_each_framework() -> None:
-    """As that of a command line without one; TensorFlow's data set passes it on."""
     numbered, stream = Listener(), Listener()
     how = Batching(2), False, None, 0
     attach_source(cast(Worker, numbered), [1.0], 1, *how)

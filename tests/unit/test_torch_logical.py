@@ -21,15 +21,12 @@ from edl.worker.worker import Worker
 
 @pytest.fixture(autouse=True, params=["cpu", "gpu"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let the tensors be treated as those of a CPU, and as those of a GPU."""
     for module in (logical, logical):
         monkeypatch.setattr(module, "is_launched", lambda _: request.param == "gpu")
     return str(request.param)
 
 
 class Net(torch.nn.Module):
-    """With a buffer that the forward pass writes, and one that it replaces."""
-
     def __init__(self) -> None:
         super().__init__()
         self.w = torch.nn.Parameter(torch.ones(3))
@@ -44,8 +41,6 @@ class Net(torch.nn.Module):
 
 
 class Pieces:
-    """The passes of logical workers on one worker that is alone."""
-
     def __init__(self, micro_batch: int = 2) -> None:
         self.net = Net()
         batching = SimpleNamespace(micro_batch=micro_batch)
@@ -123,7 +118,6 @@ def test_zeros_are_no_gradient_and_a_gradient_by_hand_is_refused() -> None:
 
 
 def test_a_second_backward_and_a_changed_gradient_are_refused() -> None:
-    """Horovod's users clip after optimizer.synchronize(): before, a gradient is of one rank."""
     pieces = Pieces()
     pieces.loader.engine.logical = True
     pieces.sums.begin_piece(1, 7)
@@ -155,7 +149,6 @@ def test_the_mean_of_a_buffer_does_not_depend_on_who_has_which_pass() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 @pytest.mark.parametrize("is_alike", [True, False])
 def test_a_mean_lies_in_memory_as_its_parameter(is_alike: bool, dtype: torch.dtype) -> None:
-    """As the gradient of PyTorch, whose memory it takes."""
     numbers = torch.arange(6.0).view(3, 2).to(dtype)
     parameter = torch.nn.Parameter(torch.zeros(2, 3, dtype=dtype).T)
     own = [(numbers.clone(), 1.0) for _ in range(2)]
@@ -170,8 +163,6 @@ def test_a_mean_lies_in_memory_as_its_parameter(is_alike: bool, dtype: torch.dty
 
 
 class Several(torch.nn.Module):
-    """With buffers that few passes change, or none, or that cannot be written to."""
-
     def __init__(self) -> None:
         super().__init__()
         for name in ("never", "once", "same", "replaced", "gone"):

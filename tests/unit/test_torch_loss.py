@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from edl.torch.loss_look import LOOKS, LossLook
+from edl.torch.loss_check import CHECKS, LossCheck
 from edl.worker.worker import Worker
 
 N, T, C = 6, 10, 5
@@ -19,7 +19,6 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Scores of a model and labels: of the tokens, those behind the end of a text are -100."""
     torch.manual_seed(0)
     weights = torch.nn.Parameter(torch.randn(C, C))
     for longest in (T, 4):
@@ -36,7 +35,7 @@ def worker(**differs: Any) -> Worker:
 
 
 def said(loss: Loss) -> str:
-    look = LossLook(worker())
+    look = LossCheck(worker())
     found = [look.why_no_mean(loss(scores, labels), N) for scores, labels in batches()]
     return " ".join(filter(None, found))
 
@@ -121,7 +120,7 @@ def test_a_penalty_on_the_weights_is_not() -> None:
     of_all = torch.cat([weights.view(-1), weights.view(-1)]).abs().sum()
     for penalty in (*penalties, weights[0].abs().mean(), of_bayes, of_all):
         for factor in (0.01, 2.0):
-            look = LossLook(worker())
+            look = LossCheck(worker())
             for scores, _ in batches():
                 assert look.why_no_mean(scores.mean() + factor * penalty, N) is None
 
@@ -142,7 +141,7 @@ class Sum(torch.autograd.Function):
 def test_a_graph_that_cannot_be_read_does_not_end_a_step(
     plain: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    LossLook(worker()).begin()
+    LossCheck(worker()).begin()
     scores = torch.nn.Parameter(torch.ones(N))
     Sum.apply(scores).backward()  # type: ignore[no-untyped-call]
     assert scores.grad is not None
@@ -164,7 +163,7 @@ def test_one_warning_on_rank_0_and_then_pytorchs_own_function(
     for differs, warnings in (({}, 1), ({"rank": 1}, 0), ({"warming_up": True}, 0)):
         caplog.clear()
         torch.autograd.backward = plain
-        LossLook(worker(**differs)).begin()
+        LossCheck(worker(**differs)).begin()
         with caplog.at_level(logging.WARNING):
             for scores, labels in (*batches(), *batches()):
                 flat(scores, labels).backward()
@@ -173,15 +172,15 @@ def test_one_warning_on_rank_0_and_then_pytorchs_own_function(
 
 
 def test_a_mean_is_looked_at_a_few_times_only(plain: Callable[..., None]) -> None:
-    LossLook(worker()).begin()
+    LossCheck(worker()).begin()
     scores = torch.nn.Parameter(torch.ones(N))
-    for _ in range(LOOKS):
+    for _ in range(CHECKS):
         assert torch.autograd.backward is not plain
         scores.mean().backward()
     assert torch.autograd.backward is plain
-    assert torch.allclose(scores.grad if scores.grad is not None else scores, scores * LOOKS / N)
+    assert torch.allclose(scores.grad if scores.grad is not None else scores, scores * CHECKS / N)
 
 
 def test_a_job_of_one_is_not_looked_at(plain: Callable[..., None]) -> None:
-    LossLook(worker(is_shared=False)).begin()
+    LossCheck(worker(is_shared=False)).begin()
     assert torch.autograd.backward is plain

@@ -96,7 +96,6 @@ def test_one_of_pytorchs_counts_samples_as_steps(job: Job) -> None:
 
 
 def test_a_scheduler_that_has_made_steps_goes_on_from_there(job: Job) -> None:
-    """As one whose state comes from a checkpoint of another training."""
     sgd = elastic_sgd(rate=1.0)
     scheduler = lr.StepLR(sgd, step_size=2, gamma=0.5)
     sgd.step()
@@ -107,8 +106,6 @@ def test_a_scheduler_that_has_made_steps_goes_on_from_there(job: Job) -> None:
 
 @pytest.mark.parametrize("is_chain", [False, True])
 def test_a_state_may_be_loaded_before_or_after_it_is_wrapped(is_chain: bool, job: Job) -> None:
-    """After it with Accelerate, whose load_state() comes after prepare()."""
-
     def made(sgd: torch.optim.SGD) -> lr.LRScheduler:
         half = lr.StepLR(sgd, step_size=2, gamma=0.5)
         return lr.ChainedScheduler([half]) if is_chain else half
@@ -344,7 +341,6 @@ def test_groups_keep_the_ratios_of_their_rates_to_the_first(
 def test_groups_keep_no_ratio_to_a_first_rate_of_0(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backbone that is frozen by its rate would train."""
     follows(job, monkeypatch, LearningRate(LINEAR, None))
     sgd = elastic_sgd(2)
     sgd.param_groups[0]["lr"] = 0.0
@@ -419,7 +415,7 @@ def test_a_group_that_is_removed_is_refused(job: Job) -> None:
 def test_a_tuner_has_a_rate_for_each_group(now: int, message: str) -> None:
     sgd = elastic_sgd(now)
     with pytest.raises(UsageError, match=message):
-        lr_schedule.refuse_changed_groups(sgd, 2, "edl.LRTuner")
+        lr_schedule.check_groups(sgd, 2, "edl.LRTuner")
 
 
 def test_what_counts_samples_is_not_named_for_counting_steps(

@@ -59,7 +59,6 @@ class Job:
         return self.rows[-1]
 
     def make(self, optimizer: torch.optim.Optimizer, batch: int = 10) -> None:
-        """Make an update of the job with ``optimizer``, on a global batch of ``batch`` samples."""
         self.now_s += 1.0
         self.open, self.batch, self.batch_weight = True, batch, float(batch)
         optimizer.step()
@@ -82,8 +81,6 @@ def elastic(optimizer: Any) -> Any:
 
 
 class Bowl:
-    """w^2 / 2 of one parameter, which plain SGD minimises in one step with learning rate 1."""
-
     def __init__(self, job: Job, rate: float = 1.0, **options: Any) -> None:
         self.job, self.w = job, nn.Parameter(torch.tensor([4.0], dtype=torch.float64))
         self.sgd = elastic(torch.optim.SGD([self.w], lr=rate))
@@ -93,7 +90,6 @@ class Bowl:
         return (self.w**2).sum() / 2
 
     def train(self, updates: int = 1) -> list[float]:
-        """Make so many updates, and return the learning rate after each."""
         rates = []
         for _ in range(updates):
             self.sgd.zero_grad()
@@ -111,8 +107,6 @@ LONG = {"total": 100_000, "share": 1.0}
 
 
 class Net(nn.Module):
-    """With all that an evaluation might leave behind."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
@@ -326,7 +320,6 @@ EPOCHS, IN_BATCH = 25, 32
 
 
 def trained_on_digits(job: Job, rate: float, tuned: bool) -> tuple[float, float, Any]:
-    """Return the losses on what is trained and on what is held out, and the tuner."""
     table = torch.from_numpy(np.loadtxt(ROOT / "data" / "digits.csv.gz", delimiter=","))
     images, labels = table[:, :64].float() / 16, table[:, 64].long()
     held_out = torch.arange(len(labels)) % 6 == 0

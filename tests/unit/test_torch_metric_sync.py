@@ -14,8 +14,6 @@ from edl.torch.api import reduced_state, sync_metrics
 
 
 class Metric(torch.nn.Module):
-    """What edl asks of a metric of torchmetrics: states, and how they are reduced."""
-
     def __init__(self, total: float, *seen: torch.Tensor) -> None:
         super().__init__()
         self._reductions = {"total": lambda stacked: stacked.sum(0), "seen": torch.cat}
@@ -33,7 +31,6 @@ class Other(Metric):
 
 @pytest.fixture
 def others(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Return the messages of the workers after this one, to be filled."""
     messages: list[bytes] = []
     monkeypatch.setattr(api, "current_worker", lambda: None)
     monkeypatch.setattr(api, "exchange", lambda payload: [payload, *messages])

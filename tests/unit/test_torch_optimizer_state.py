@@ -31,7 +31,6 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
 def replica(kind: str, dtype: torch.dtype, steps: int) -> tuple[TorchReplica, optim.Optimizer]:
-    """Return the state of a model of ``dtype`` that has made some steps, and its optimizer."""
     net = torch.nn.Linear(3, 2).to(dtype)
     optimizer = KINDS[kind](net.parameters())
 
@@ -58,7 +57,6 @@ def test_a_loaded_state_is_the_sent_one(kind: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_model_of_another_dtype_trains(kind: str) -> None:
-    """Its moments are converted to the parameters' dtype, as PyTorch does it."""
     theirs, _ = replica(kind, torch.float32, steps=3)
     mine, optimizer = replica(kind, torch.bfloat16, steps=0)
     mine.load(copy.deepcopy(theirs.state()), Receive.ALL)
@@ -81,8 +79,6 @@ def test_a_number_that_was_on_the_cpu_stays_there() -> None:
 
 
 class Halving(optim.Optimizer):
-    """A wrapper, such as Lookahead."""
-
     def __init__(self, inner: optim.Optimizer) -> None:
         self.inner = inner
         self.param_groups, self.state = inner.param_groups, inner.state
@@ -93,7 +89,6 @@ class Halving(optim.Optimizer):
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_loaded_state_lies_in_memory_as_its_parameter(wrapped: bool) -> None:
-    """A fused optimizer goes through the memory of both, and a sent state has lost its strides."""
     nets = [torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last) for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
     inner = [optim.AdamW(net.parameters(), lr=0.1, fused=True) for net in nets]

@@ -23,8 +23,6 @@ Tensor = torch.Tensor
 
 
 class Script:
-    """Linear modules, each with an optimizer, and a loader with batches of one sample."""
-
     def __init__(self, one: LoopbackWorker, count: int = 2) -> None:
         torch.manual_seed(0)
         torch.set_num_threads(1)
@@ -98,8 +96,6 @@ def refused(script: Callable[[Script], None], sentence: str, count: int = 2) -> 
 
 
 def test_as_pytorch_alone() -> None:
-    """Momentum, two backward passes in one step, one that computes gradients of both."""
-
     def train(nets: list[torch.nn.Linear], sgd: list[Any], batches: Any) -> list[Tensor]:
         for x in batches:
             sgd[0].zero_grad()
@@ -160,8 +156,6 @@ def test_any_of_them_may_have_no_turn() -> None:
 
 
 def test_an_update_that_the_script_skips() -> None:
-    """As a GradScaler does that has found an overflow."""
-
     def script(one: Script) -> None:
         before = one.nets[1].weight.clone()
         for x in one.batches():

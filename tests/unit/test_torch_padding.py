@@ -17,8 +17,6 @@ Pair = namedtuple("Pair", ["x", "y"])
 
 
 class Locked:
-    """An object that cannot be copied."""
-
     def __copy__(self) -> Locked:
         raise RuntimeError("not to be copied")
 

@@ -75,7 +75,6 @@ class Worker:
         self.sent = []
 
     def leave(self) -> None:
-        """Let the script leave its loop with the batch in hand."""
         self.driver.tell(StepSkipped())
 
     @property
@@ -137,17 +136,14 @@ class Worker:
 
     @property
     def loader(self) -> Worker:
-        """Its steps."""
         return self
 
     @property
     def progress(self) -> Worker:
-        """How far they are."""
         return self
 
     @property
     def noise(self) -> Worker:
-        """Who is told what is measured of it."""
         return self
 
     def is_due(self, step: int) -> bool:
@@ -165,7 +161,6 @@ class Worker:
 
 
 def optimizers_of(worker: Any) -> Optimizers:
-    """Those of a worker that is played."""
     return Optimizers(worker)
 
 
@@ -238,7 +233,6 @@ def test_a_frozen_parameter_of_integers_has_no_gradient(worker: Worker, passes: 
 
 
 def test_what_is_sent_of_presence_is_float32_whatever_the_default_is(worker: Worker) -> None:
-    """Horovod cannot send bfloat16 by Gloo."""
     job = Job(worker, "a")
     worker.begin(present=ones(1), a=ones(8))
     torch.set_default_dtype(torch.bfloat16)
@@ -250,7 +244,6 @@ def test_what_is_sent_of_presence_is_float32_whatever_the_default_is(worker: Wor
 
 
 def test_who_has_a_gradient_is_decided_together(worker: Worker) -> None:
-    """As in one process: a gradient that nobody has is none, and weight decay leaves it alone."""
     job = Job(worker, "mine", "theirs", "nobodys", weight_decay=0.5)
     worker.begin(present=ones(0, 1, 0), theirs=ones(8))
     (2 * job.mine).backward()
@@ -297,7 +290,6 @@ def test_survivors_send_all_of_it_again(worker: Worker) -> None:
 
 
 def test_a_survivor_without_samples_any_more_sends_zeros(worker: Worker) -> None:
-    """Its leases were of a generation that never came to be."""
     job = Job(worker, "a")
     worker.begin(present=ones(1), a=ones(8))
 
@@ -356,7 +348,6 @@ def test_a_received_result_is_written_again_in_its_own_step_only(
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_segments(reentrant: bool, worker: Worker) -> None:
-    """Also when nothing else has parameters, and one inside of another."""
     job = Job(worker, "a", "b")
     worker.begin(present=ones(1, 1), a=ones(8), b=ones(0))
 
@@ -374,7 +365,6 @@ def test_checkpointed_segments(reentrant: bool, worker: Worker) -> None:
 
 
 def test_gradients_by_other_means_are_no_second_backward(worker: Worker) -> None:
-    """A gradient penalty."""
     job = Job(worker, "a")
     worker.begin(present=ones(1), a=ones(0))
     x = torch.tensor(3.0, requires_grad=True)
@@ -402,7 +392,6 @@ def test_parameters_that_are_trained_later(worker: Worker) -> None:
 
 @pytest.mark.parametrize("kernel", [1, 2])
 def test_other_layouts_of_memory(kernel: int, worker: Worker) -> None:
-    """Horovod writes rows; a gradient of another layout must not receive them."""
     model = torch.nn.Conv2d(2, 3, kernel, bias=False).to(memory_format=torch.channels_last)
     sgd = torch.optim.SGD(model.parameters(), lr=0.0)
     reduction = GradientReduction(optimizers_of(worker), sgd, model, LastStep())
@@ -456,7 +445,6 @@ def test_gradients_of_several_batches_are_sent_with_the_last(worker: Worker) -> 
 
 
 def test_each_batch_weighs_as_its_samples(worker: Worker) -> None:
-    """The loss of each is divided by their number, so the update is the mean over all samples."""
     job = Job(worker, "a", "b")
     for samples, slope in ((BATCH, 3.0), (1, 9.0)):
         worker.begin(samples, other_samples=3, present=ones(1, 0), a=ones(1.5))
@@ -494,7 +482,6 @@ def test_alone_each_batch_weighs_as_its_samples_too(worker: Worker) -> None:
 
 @pytest.mark.parametrize("samples", [BATCH, 1])
 def test_passes_over_the_parts_of_one_batch(samples: int, worker: Worker) -> None:
-    """Horovod's `backward_passes_per_step`."""
     job = Job(worker, "a", passes=3)
     for _ in range(2):
         worker.begin(samples, other_samples=0, present=ones(0))
@@ -569,7 +556,6 @@ def test_a_batch_may_be_left_out_of_a_step(worker: Worker) -> None:
 
 
 def test_gradients_that_are_not_added_up_are_not_weighted(worker: Worker) -> None:
-    """What `torch.autograd.grad` returns; and after it in a batch for padding."""
     job = Job(worker, "a", "b")
     worker.begin()
     with job.reduction.accumulation.no_sync():
@@ -675,11 +661,11 @@ def test_with_several_a_gradient_of_the_step_before_is_refused_though_others_hav
     gradient.remember()
     gradient.become_mean(ones(5.0), step=2)
     with pytest.raises(UsageError, match="gradient of a is still there from the step before"):
-        gradient.refuse_mixed(2)
+        gradient.check_unmixed(2)
     parameter.grad.zero_()
     assert gradient.is_local(3)
     gradient.become_mean(ones(5.0), step=3)
-    gradient.refuse_mixed(3)
+    gradient.check_unmixed(3)
 
 
 ZEROING: dict[str, Callable[[Job], None]] = {

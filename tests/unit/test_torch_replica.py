@@ -19,8 +19,6 @@ from edl.worker.progress import Receive
 
 
 class Wire:
-    """One process after the other takes part in the same broadcasts: the root first."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._described = b""
         self._sent: list[torch.Tensor] = []
@@ -63,7 +61,6 @@ class Net(torch.nn.Module):
 def replica(
     seed: float, lr: float, averages_buffers: bool = False
 ) -> tuple[TorchReplica, Net, torch.optim.Optimizer, Any]:
-    """One that has made a step; its scheduler is tracked."""
     net = Net(seed)
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -164,8 +161,6 @@ def test_a_momentum_or_a_rate_that_differs_is_in_the_digest() -> None:
 
 
 class Labelled(torch.nn.Linear):
-    """A module with an extra state."""
-
     def __init__(self, extra: dict[str, Any]) -> None:
         super().__init__(2, 1)
         self.extra = extra
@@ -215,8 +210,6 @@ def test_an_extra_state_that_a_file_cannot_hold_reaches_newcomers(
 
 
 class Masked(torch.nn.Module):
-    """A layer with a mask that the forward pass makes, or enlarges, and one made by expand()."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(2, 2)

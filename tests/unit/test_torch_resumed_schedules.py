@@ -32,13 +32,10 @@ def lambda_lr(sgd: torch.optim.SGD, total: int) -> lr.LRScheduler:
 
 
 def partial_lr(sgd: torch.optim.SGD, total: int) -> lr.LRScheduler:
-    """As ``get_scheduler`` of transformers makes it."""
     return lr.LambdaLR(sgd, partial(lambda step, of: max(0.0, 1.0 - step / of), of=total))
 
 
 class Decay:
-    """A function with a length of its own, which the state of a LambdaLR has."""
-
     def __init__(self, total: int) -> None:
         self.total = total
 
@@ -95,7 +92,6 @@ class ResumedJob:
         assert self.follows.load(schedulers, but) == []
 
     def train(self, job: Job, until: int) -> dict[int, float]:
-        """Train until so many samples are trained; return the rate of each update by its begin."""
         rates = {}
         while job.trained < until:
             before = job.trained
@@ -104,7 +100,6 @@ class ResumedJob:
 
 
 def rates_alone(kind: str, job: Job) -> dict[int, float]:
-    """Return the rates of a job that always has a global batch of 10 samples."""
     job.trained = 0
     return ResumedJob(kind, 10, is_tracked=False).train(job, ResumedJob.SAMPLES)
 

@@ -17,13 +17,11 @@ from edl.worker.progress import Receive
 
 @pytest.fixture(autouse=True)
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_see", None)
+    monkeypatch.setattr(module, "_observe", None)
     monkeypatch.setattr(GradScaler, "scale", GradScaler.scale)
 
 
 class Script:
-    """What a worker's script has: a model, a replica, scalers."""
-
     def __init__(self, *scales: float) -> None:
         self.model = torch.nn.Linear(1, 1)
         self.sgd = torch.optim.SGD(self.model.parameters(), lr=0.1)
@@ -31,7 +29,7 @@ class Script:
         self.scalers = [GradScaler("cpu", init_scale=each, growth_interval=2) for each in scales]
 
     def train(self, *scalers: int, overflow: bool = False) -> None:
-        module.see_scalers(self.replica.see_scaler)
+        module.watch_scalers(self.replica.add_scaler)
         for number in scalers:
             scaler = self.scalers[number]
             self.sgd.zero_grad()
@@ -71,7 +69,6 @@ def test_a_newcomer_to_a_job_without_a_scale_begins_anew() -> None:
 
 @pytest.mark.parametrize("between", [0, 1])
 def test_a_checkpoint_keeps_it_until_the_scaler_is_there(between: int, tmp_path: Path) -> None:
-    """Also through another checkpoint, or a newcomer, before that."""
     state: Any = Script(8.0)
     state.train(0, overflow=True)
     for _ in range(1 + between):

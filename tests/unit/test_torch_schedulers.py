@@ -24,8 +24,6 @@ Make = Callable[[torch.optim.Optimizer], Any]
 
 
 class OfTheirOwn(lr.LRScheduler):
-    """As people write one: it holds a function and another scheduler."""
-
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.factor = 0.5
         self.shape = lambda epoch: self.factor**epoch
@@ -37,8 +35,6 @@ class OfTheirOwn(lr.LRScheduler):
 
 
 class WithRows(lr.StepLR):
-    """One with values that no file can hold."""
-
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.rows = np.zeros(2, [("step", "i4"), ("loss", "f4")])
         self.seen = {"at": [np.datetime64(1, "ns"), 1j]}
@@ -46,8 +42,6 @@ class WithRows(lr.StepLR):
 
 
 class Halves:
-    """A schedule as an object, with a function in it."""
-
     def __init__(self) -> None:
         self.shape = lambda epoch: 0.5**epoch
         self.calls = 0
@@ -88,8 +82,6 @@ KINDS: dict[str, Make] = {
 
 
 class Script:
-    """What a worker's script has: a model, an optimizer of edl's, schedulers."""
-
     def __init__(self, *makes: Make) -> None:
         model = torch.nn.Linear(1, 1)
         self.sgd = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
@@ -97,7 +89,6 @@ class Script:
         self.schedulers = [make(self.sgd) for make in makes]
 
     def steps(self, count: int) -> list[float]:
-        """Make so many steps, and return the learning rate after each."""
         rates = []
         for _ in range(count):
             self.sgd.step()
@@ -142,8 +133,6 @@ def test_newcomers_and_a_resumed_job_go_on_where_the_job_is(make: Make, tmp_path
 
 
 class Counts:
-    """An object that a script tracks."""
-
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
 
@@ -164,7 +153,6 @@ def with_plain_dicts(state: Any) -> Any:
 
 @pytest.mark.parametrize("of_an_earlier_edl", [False, True])
 def test_tracked_ones_go_on_where_the_job_is(of_an_earlier_edl: bool, tmp_path: Path) -> None:
-    """An earlier edl has sent and saved a Counter, which MultiStepLR has, as a dict."""
     scripts = [Script(KINDS["SequentialLR of MultiStepLR"]) for _ in range(3)]
     things = [Counts() for _ in scripts]
     for script, thing in zip(scripts, things, strict=True):
@@ -223,8 +211,6 @@ def test_which_schedulers_are_the_jobs() -> None:
 
 
 class Lookahead(torch.optim.Optimizer):
-    """One that wraps another optimizer, and has its groups."""
-
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.inner = inner
         super().__init__(inner.param_groups, {})
@@ -261,7 +247,6 @@ def test_a_state_that_fits_no_scheduler_is_warned_of(caplog: pytest.LogCaptureFi
 
 
 def test_the_newest_of_a_kind_gets_the_newest() -> None:
-    """The one of an earlier stage still lives on an old worker."""
     stages = [lambda sgd: lr.StepLR(sgd, 5), lambda sgd: lr.StepLR(sgd, 50)]
     job, newcomer = Script(*stages), Script(stages[1])
     newcomer.replica.load(job.replica.state(), Receive.ALL)

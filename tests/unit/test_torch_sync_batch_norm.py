@@ -19,8 +19,6 @@ from edl.torch.sync_batch_norm import _Normalise, _track
 
 
 class Ring:
-    """An exchange between threads, one a worker."""
-
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=60)
         self._sent = [b""] * size

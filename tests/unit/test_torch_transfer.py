@@ -22,7 +22,6 @@ STATE = {
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """Return the bytes that the next broadcasts bring, in their order, to one that receives."""
     pieces: list[torch.Tensor] = []
 
     def broadcast_start(flat: torch.Tensor, root: int, name: str) -> int:
@@ -36,7 +35,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
 
 def bytes_of(state: dict[str, torch.Tensor], arrays: TorchArrays) -> list[torch.Tensor]:
-    """Return what the sender of a state puts into its broadcasts, each of its whole group."""
     taken: list[torch.Tensor] = []
     described = references(describe(state, taken, arrays.refer))
     groups = replica.transfers(described)

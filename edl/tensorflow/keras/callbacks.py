@@ -1,9 +1,6 @@
 """Define ``hvd.callbacks`` for Keras scripts: Horovod's callbacks, written for Keras 3.
 
 A script gives them to ``model.fit(callbacks=[...])`` on all workers alike.
-:class:`BroadcastGlobalVariablesCallback` makes the workers' variables equal,
-:class:`MetricAverageCallback` averages metrics, and :class:`LearningRateScheduleCallback` and
-:class:`LearningRateWarmupCallback` set the learning rate.
 """
 
 from __future__ import annotations
@@ -45,10 +42,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._done = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast the variables of model and optimizer, in the first call only.
-
-        Within a function that ``elastic.run`` has wrapped, nothing is done.
-        """
+        """Broadcast the variables of model and optimizer, in the first call only."""
         if self._done or elastic.is_running():
             return
         variables = [*self.model.weights, *self.model.optimizer.variables]
@@ -72,11 +66,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self._device = device
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Replace each number in ``logs`` by its mean over all workers, and wait for all workers.
-
-        The names in ``logs`` must be the same on all workers. If ``logs`` is None or empty, nothing
-        is done.
-        """
+        """Replace each number in ``logs``, of the same names on all workers, by its mean."""
         if not logs:
             return
         names = sorted(logs)
@@ -126,23 +116,16 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Check that the number of batches of an epoch is known, with ``staircase=False``.
-
-        Raises:
-            ValueError: the number was not given, and ``fit`` does not know it.
-        """
+        """Raise ValueError if ``staircase`` is False and the batches of an epoch are unknown."""
         if not (self.staircase or self.steps_per_epoch or self.params.get("steps")):
             raise ValueError(f"{type(self).__name__} needs steps_per_epoch")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Keep the number of the epoch, ``epoch``, from which the learning rate is computed."""
+        """Keep the number of the epoch, from which the learning rate is computed."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the learning rate before each batch; with ``staircase``, before batch 0 only.
-
-        Nothing is done before ``start_epoch`` and from ``end_epoch`` on.
-        """
+        """Set the learning rate before each batch; with ``staircase``, before batch 0 only."""
         ended = self.end_epoch is not None and self._epoch >= self.end_epoch
         if self._epoch < self.start_epoch or ended:
             return
@@ -176,8 +159,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     Args:
         initial_lr: the learning rate that is reached.
         warmup_epochs: the number of epochs until it is reached, which may be a fraction.
-        momentum_correction: has no effect, whatever it is: Keras 3 has compiled the momentum into
-            the step, where a callback cannot change it.
+        momentum_correction: has no effect, as in :class:`LearningRateScheduleCallback`.
         steps_per_epoch: the number of batches of an epoch; None: ``fit`` has to know it.
         verbose: if it is above 0, rank 0 prints the rate that was reached.
     """
@@ -191,7 +173,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
-            size, done = _ranks(), epoch + 1 / self._steps
+            worker, done = process.current_worker(), epoch + 1 / self._steps
+            size = worker.logical or worker.size
             return min(1.0, (done * (size - 1) / warmup_epochs + 1) / size)
 
         super().__init__(
@@ -205,11 +188,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Add the learning rate to ``logs`` as ``lr``.
+        """Add the rate to ``logs`` as ``lr``; in the last epoch of the warm-up set it before.
 
-        At the end of the last epoch of the warm-up the rate is set to ``initial_lr``, which it has
-        not reached if the epoch had fewer steps than ``steps_per_epoch``; and rank 0 prints it if
-        ``verbose`` is above 0.
+        It has not reached ``initial_lr`` if the epoch had fewer steps than ``steps_per_epoch``.
         """
         assert self.end_epoch is not None
         is_last = epoch == self.end_epoch - 1
@@ -230,8 +211,3 @@ def _trained_share() -> float | None:
     loader = process.current_worker().loader
     total = loader.progress.source.known_total if loader.progress.attached else 0
     return loader.ledger.done / total if total else None
-
-
-def _ranks() -> int:
-    worker = process.current_worker()
-    return worker.logical or worker.size

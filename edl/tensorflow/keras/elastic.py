@@ -1,10 +1,4 @@
-"""Define ``hvd.elastic`` for Keras scripts: the state, and callbacks that commit it in ``fit``.
-
-A script makes a :class:`KerasState`, and calls ``model.fit`` with the callbacks in a function that
-:func:`run` has wrapped. :class:`CommitStateCallback` commits the state;
-:class:`UpdateBatchStateCallback` and :class:`UpdateEpochStateCallback` keep the state's ``batch``
-and ``epoch``.
-"""
+"""Define ``hvd.elastic`` for Keras scripts: the state, and callbacks that commit it in ``fit``."""
 
 from __future__ import annotations
 
@@ -49,21 +43,14 @@ class CommitStateCallback(keras.callbacks.Callback):
     def __init__(self, state: TensorFlowKerasState, batches_per_commit: int = 1) -> None:
         super().__init__()
         self._state = state
-        self._batches_per_commit = batches_per_commit
-        self._left = batches_per_commit
+        self._left = self._batches_per_commit = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Set the count of batches since the last commit to 0.
-
-        All workers begin ``fit`` together, so the counts are equal.
-        """
-        self._left = self._batches_per_commit  # alike on all, who begin together
+        """Begin to count batches, as all workers do, which begin ``fit`` together."""
+        self._left = self._batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit the state if ``batches_per_commit`` batches were trained since the last commit.
-
-        On a newcomer that warms up it calls ``commit`` after each batch, which saves nothing and
-        ends the warm-up.
+        """Commit the state after ``batches_per_commit`` batches; in a warm-up, end that.
 
         Raises:
             HostsUpdatedInterrupt: workers join or leave, or the warm-up ends.
@@ -76,11 +63,7 @@ class CommitStateCallback(keras.callbacks.Callback):
             self._state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Commit the state at the end of an epoch.
-
-        Raises:
-            HostsUpdatedInterrupt: workers join or leave, or a newcomer's warm-up ends.
-        """
+        """Commit the state, or raise HostsUpdatedInterrupt, as after a batch."""
         self._state.commit()
 
 
@@ -105,20 +88,14 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self._before = self._state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count ``batch`` in ``state.batch``, and end the epoch if all its batches are trained.
-
-        ``batch`` is Keras' index of the batch in this call's epoch, from 0.
-        """
+        """Count ``batch`` in ``state.batch``, and end the epoch if all its batches are trained."""
         self._state.batch = self._before + batch + 1
         steps = self.params.get("steps")
         if steps and self._state.batch >= steps and not self.model.stop_training:
             self.model.stop_training = EPOCH_IS_OVER
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Set ``state.batch`` to 0, and let ``fit`` continue if only the epoch was ended.
-
-        If another callback has set ``stop_training`` to True, ``fit`` stops as it asked.
-        """
+        """Set ``state.batch`` to 0, and let ``fit`` continue if only the epoch was ended."""
         if self.model.stop_training is EPOCH_IS_OVER:
             self.model.stop_training = False
         self._state.batch = self._before = 0
@@ -143,8 +120,5 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         self._before = self._state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Set ``state.epoch`` to the number of epochs trained in all calls of ``fit``.
-
-        ``epoch`` is Keras' index of the epoch in this call, from 0.
-        """
+        """Set ``state.epoch`` to the number of epochs trained in all calls of ``fit``."""
         self._state.epoch = self._before + epoch + 1

@@ -1,10 +1,9 @@
-"""Warn once if the script's loss is not a mean over the samples of a batch: :class:`LossLook`.
+"""Warn once if the script's loss is not a mean over the samples of a batch.
 
 The autograd graph of a loss shows which functions reduce the batch to one number, and what divides
 their results. Only the first 20 backward passes are checked, on rank 0, without the warm-up and
-without batches of one sample: until then, ``torch.autograd.backward``, which ``Tensor.backward``
-calls, is replaced. A loss that was compiled with its model is one node of the graph, and cannot be
-checked.
+without batches of one sample; until then ``torch.autograd.backward``, which ``Tensor.backward``
+calls, is replaced. A loss compiled with its model is one node of the graph, and cannot be checked.
 """
 
 from __future__ import annotations
@@ -20,42 +19,34 @@ from edl.step.weighting import LossTerm, why_no_mean
 from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
-
-
-LOOKS = 20  # backward passes that are checked: the first batches may all be without padding
-
-DEEPEST = 100  # how many nodes of a graph are visited at most
-
+CHECKS = 20  # backward passes that are checked: the first batches may all be without padding
+MAX_NODES = 100  # of a graph that are visited
 NOTHING, MEAN, SUM = 0, 1, 2  # the reductions of a loss function, as its node keeps them
 # Functions of one number: nodes between the loss and its terms.
 _PASSING = {"Add", "Sub", "Neg", "Mul", "Div", "View", "Squeeze", "Unsqueeze", "ToCopy", "Clone"}
-
 _ELEMENTWISE = {
     *("Pow", "Abs", "Mul", "Neg", "View", "Clone", "ToCopy", "Square", "Sqrt", "T"),
     *("Add", "Sub", "Div", "Exp", "Log", "Softplus", "Cat"),
 }
-
 _SELECTING = {"Index", "MaskedSelect"}
 
 
-class LossLook:
+class LossCheck:
     """A check whether the script's first losses are means over the samples of their batches."""
 
     def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._left = LOOKS
+        self._worker, self._left = worker, CHECKS
         self._before: dict[str, LossTerm] = {}
         self._plain: Callable[..., None] = torch.autograd.backward
 
     def begin(self) -> None:
-        """Replace `torch.autograd.backward` by a function that checks the losses first."""
         if not self._worker.is_shared:
             return
         self._plain = torch.autograd.backward
 
         def backward(tensors: Any, *arguments: Any, **named: Any) -> None:
             if self._left > 0:
-                self._look(tensors)
+                self._check(tensors)
             if self._left == 0 and torch.autograd.backward is backward:
                 torch.autograd.backward = self._plain
             return self._plain(tensors, *arguments, **named)
@@ -66,7 +57,7 @@ class LossLook:
         """Check no further losses; call this where another weighting of the losses is known."""
         self._left = 0
 
-    def _look(self, tensors: Any) -> None:
+    def _check(self, tensors: Any) -> None:
         worker = self._worker
         if worker.warming_up or not worker.loader.open:
             return
@@ -75,24 +66,20 @@ class LossLook:
         if samples < 2 or not isinstance(losses, list | tuple):
             return
         self._left -= 1
-        if worker.rank == 0 and (why := self._why_one_is_none(losses, samples)) is not None:
-            logger.warning("%s", why)
-            self._left = 0
-
-    def _why_one_is_none(self, losses: list[Any] | tuple[Any, ...], samples: int) -> str | None:
-        """Return a text that says why one of `losses` is no mean over its `samples` samples."""
+        if worker.rank != 0:
+            return
         try:
             for loss in losses:
                 if isinstance(loss, torch.Tensor) and (why := self.why_no_mean(loss, samples)):
-                    return why
+                    logger.warning("%s", why)
+                    self._left = 0
+                    return
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             # The attributes of nodes are no public interface of PyTorch.
-            logger.debug("the losses are not looked at, their graph cannot be read: %s", error)
+            logger.debug("the losses are not checked, their graph cannot be read: %s", error)
             self._left = 0
-        return None
 
     def why_no_mean(self, loss: torch.Tensor, samples: int) -> str | None:
-        """Return a text that says why `loss` is no mean over the samples of its batch."""
         for number, term in enumerate(terms_of(loss, samples)):
             key = f"{number}.{term.name}"
             # The divisor of a mean over the samples grows with their number.
@@ -103,10 +90,9 @@ class LossLook:
 
 
 def terms_of(loss: torch.Tensor, samples: int) -> Iterator[LossTerm]:
-    """Yield those terms of `loss` that may be no mean over the `samples` of its batch."""
     # each node, what its result is divided by, and the product of the factors below 1
     waiting: list[tuple[Any, float, float]] = [(loss.grad_fn, 1.0, 1.0)]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_NODES):
         if not waiting:
             return
         node, divisor, factor = waiting.pop()
@@ -114,7 +100,12 @@ def terms_of(loss: torch.Tensor, samples: int) -> Iterator[LossTerm]:
             continue
         kind, below = _kind(node), _below(node)
         if kind == "Stack" or (kind in _PASSING and len(_sizes(node)) == 0):
-            number = _float_of(node)
+            # One that is learned, or computed by the model, says nothing of the size of the batch.
+            other, number = getattr(node, "_saved_other", None), 1.0
+            if isinstance(other, int | float):  # one of Python, as for ``label_smoothing``
+                number = abs(float(other))
+            elif isinstance(other, torch.Tensor) and other.numel() == 1:
+                number = math.inf if other.requires_grad else abs(float(other))
             divisor *= number if kind == "Div" else 1.0
             factor *= number if kind == "Mul" and 0 < number < 1 else 1.0
             waiting += [(each, divisor, factor) for each in below]
@@ -125,7 +116,6 @@ def terms_of(loss: torch.Tensor, samples: int) -> Iterator[LossTerm]:
 
 
 def _term(node: Any, kind: str, samples: int, divisor: float, factor: float) -> LossTerm | None:
-    """Return the term of a loss that `node` computes from a batch."""
     reduction = getattr(node, "_saved_reduction", NOTHING)
     if kind == "Sum":
         reduction = SUM
@@ -140,7 +130,9 @@ def _term(node: Any, kind: str, samples: int, divisor: float, factor: float) -> 
     if reduction == SUM:
         is_known = 0 < divisor < math.inf and divisor != entries
         return LossTerm(kind, samples, divisor, False, factor) if is_known else None
-    if (weight := _total_weight(node)) is not None:
+    # Of a cross entropy; 0 for targets that are ignored.
+    if (total := getattr(node, "_saved_total_weight", None)) is not None:
+        weight = float(total)
         is_whole = node._saved_weight is None and weight == entries and not entries % samples
         return None if is_whole or weight == 0 else LossTerm(kind, samples, weight, True)
     if selects or entries % samples:
@@ -165,30 +157,14 @@ def _entries(node: Any) -> int:
     return int(node._saved_self.numel())
 
 
-def _total_weight(node: Any) -> float | None:
-    weight = getattr(node, "_saved_total_weight", None)  # of a cross entropy; 0 for ignored ones
-    return None if weight is None else float(weight)
-
-
 def _below(node: Any) -> list[Any]:
     return [each for each, _ in node.next_functions if each is not None]
-
-
-def _float_of(node: Any) -> float:
-    """Return the absolute value of the number by which a node multiplies or divides its input."""
-    other = getattr(node, "_saved_other", None)
-    if isinstance(other, int | float):  # one of Python, as for ``label_smoothing``
-        return abs(float(other))
-    if not isinstance(other, torch.Tensor) or other.numel() != 1:
-        return 1.0
-    # One that is learned, or computed by the model, says nothing of the size of the batch.
-    return math.inf if other.requires_grad else abs(float(other))
 
 
 def _is_penalty(node: Any) -> bool:
     """Return whether `node` sums a penalty: parameters, or values that are means already."""
     waiting, is_of_data = _below(node), False
-    for _ in range(DEEPEST):
+    for _ in range(MAX_NODES):
         if not waiting:
             return not is_of_data
         node = waiting.pop()
