@@ -26,17 +26,21 @@ from edl.binding.process import unhiding
 from edl.errors import UsageError
 from edl.step.source import SampleOrder
 from edl.tensorflow import training
-from edl.tensorflow.collectives import watch_strategies
+from edl.tensorflow.collectives import as_it_is, watch_strategies
 from edl.tensorflow.feed import AHEAD, PipelineBatchSource
 from edl.tensorflow.logical import check_deterministic
-from edl.tensorflow.optimizer import as_it_is
 from edl.tensorflow.replica import own_operation_seeds
 from edl.tensorflow.source import PROBES, Collate, Load, cast_like, check_fits, signature_of
-from edl.tensorflow.training import LOOP_AFTER_FIT
 
 # What may follow: one element in, one out, in the same order.
 _KEEPS_ORDER = ("map", "prefetch", "with_options")
 _LOOKS_ON = ("as_numpy_iterator", "cardinality", "fingerprint", "options")
+
+LOOP_AFTER_FIT = (
+    "this script has called fit, and a newcomer could not tell how far the job is in a loop that "
+    "follows: go on with fit (a train_step of the model's own does what a loop does), or run the "
+    "loop as a job of its own; at a prompt, edl.init() begins a new job"
+)
 
 OUTSIDE = (
     "an edl.Dataset is for training: give callbacks=[edl.KerasCallback()] to model.fit, so that a "

@@ -21,7 +21,7 @@ from edl.binding.elastic import HorovodInternalError, Plain, State
 from edl.binding.replica import ByteRange, Trackable, few, map_leaves
 from edl.errors import UsageError
 from edl.ring.ring import Ring
-from edl.tensorflow.collectives import turn_off_xla
+from edl.tensorflow.collectives import exchange, turn_off_xla
 from edl.tensorflow.lr_schedules import present_rates
 from edl.tensorflow.replica import digests, size_of
 from edl.tensorflow.variables import (
@@ -31,7 +31,6 @@ from edl.tensorflow.variables import (
     VariableAccess,
     array_of,
     differences,
-    exchange,
     plain,
     variables_by_name,
 )

@@ -62,7 +62,8 @@ from edl.errors import UsageError
 from edl.ring.ring import ADASUM
 from edl.tensorflow import training
 from edl.tensorflow.batch_norm import SyncBatchNormalization
-from edl.tensorflow.optimizer import JobTape, as_it_is
+from edl.tensorflow.collectives import as_it_is
+from edl.tensorflow.optimizer import JobTape
 from edl.tensorflow.variables import plain
 
 _TAPE = inspect.signature(_horovod.DistributedGradientTape)

@@ -19,7 +19,7 @@ from edl.binding.api import LOCAL_LAYERS
 from edl.binding.replica import few
 from edl.errors import UsageError
 from edl.tensorflow import training
-from edl.tensorflow.collectives import check_no_strategy
+from edl.tensorflow.collectives import as_it_is, check_no_strategy
 from edl.tensorflow.lr_schedules import check_scaling, correct_momentum, follow_policy
 from edl.tensorflow.reduction import APPLIED, GradientReduction
 from edl.tensorflow.variables import check_known, plain
@@ -42,13 +42,6 @@ _MARK = "_edl_local"
 _PROCEED = "_edl_proceed"  # of a graph in which gradients were reduced before the update
 _APPLIED = "_edl_applied"  # of a graph in which they were applied, too
 _OF_LOCAL_VARIABLES = ("register_local_source", "get_local_and_global_gradients")  # of Horovod's
-
-
-def as_it_is(function: Function) -> Function:
-    # A translation by AutoGraph takes processor time at the start of each worker, and changes
-    # nothing in a function without a branch or a loop over tensors.
-    marked: Function = tf.autograph.experimental.do_not_convert(function)
-    return marked
 
 
 def watch() -> None:

@@ -28,6 +28,7 @@ from edl.checkpoint.safetensors import Blob
 from edl.checkpoint.weights import weights
 from edl.errors import CheckpointError, UsageError
 from edl.step.source import derived_seed
+from edl.tensorflow.collectives import TensorFlowArrays
 from edl.tensorflow.variables import (
     BESIDE,
     CREATED,
@@ -36,7 +37,6 @@ from edl.tensorflow.variables import (
     EagerAccess,
     SessionAccess,
     SnapshotAccess,
-    TensorFlowArrays,
     VariableAccess,
     array_of,
     bytes_of,

@@ -70,12 +70,6 @@ ONE_MODEL_AND_DATA = (
     "train.py --fold 2`; at a prompt, edl.init() begins a new job"
 )
 
-LOOP_AFTER_FIT = (
-    "this script has called fit, and a newcomer could not tell how far the job is in a loop that "
-    "follows: go on with fit (a train_step of the model's own does what a loop does), or run the "
-    "loop as a job of its own; at a prompt, edl.init() begins a new job"
-)
-
 
 class FitCalls:
     def __init__(self, worker: Worker) -> None:

@@ -14,10 +14,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from edl.binding import replica
-from edl.binding.replica import ByteRange, Reference, few, transfers
+from edl.binding.replica import ByteRange, few
 from edl.errors import UsageError
-from edl.tensorflow.collectives import broadcast_array
 
 Array = np.ndarray[Any, Any]
 
@@ -212,46 +210,6 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Array]) -> list[st
         for name in sorted(mine)
         if tuple(mine[name].shape) != theirs[name].shape
     ]
-
-
-# Run eagerly, broadcasts follow one another, and each takes some of Horovod's cycles (measured: a
-# state of 32 MB took 0.28 s to reach a newcomer, and in 120 pieces of 256 KiB 0.71 s).
-LARGE_BYTES = 2**25
-
-
-class TensorFlowArrays:
-    def refer(self, value: Any, index: int) -> tuple[Array, Reference] | None:
-        array = tensor_array_of(value)
-        if array is None:  # it is pickled with the rest of the state
-            return None
-        return array, Reference(index, array.shape, array.dtype.name, array.nbytes)
-
-    def empty(self, reference: Reference) -> Array:
-        return np.empty(reference.shape, dtype_of(reference.dtype))
-
-    def broadcast(
-        self, sent: list[Reference], arrays: list[Array] | None, root: int, keep: bool
-    ) -> dict[int, Array]:
-        received: dict[int, Array] = {}
-        for piece in transfers(sent, LARGE_BYTES):
-            if arrays is not None:
-                parts = [bytes_of(arrays[reference.index]) for reference in piece]
-                flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            else:
-                flat = np.empty(sum(reference.size for reference in piece), np.uint8)
-            flat = broadcast_array(flat, root)
-            start = 0
-            for reference in piece if keep else ():
-                stop = start + reference.size
-                own = flat[start:stop].copy()  # a view must be aligned to its type
-                received[reference.index] = own.view(dtype_of(reference.dtype)).reshape(
-                    reference.shape
-                )
-                start = stop
-        return received
-
-
-exchange = functools.partial(replica.exchange_state, TensorFlowArrays())
 
 
 def array_of(value: Any) -> Array | None:

@@ -25,10 +25,11 @@ from edl.binding.replica import Trackable
 from edl.errors import UsageError
 from edl.torch.collectives import TorchCollectives
 from edl.torch.elastic import watch_samplers
-from edl.torch.gradients import LastStep, in_microbatches
+from edl.torch.gradients import in_microbatches
 from edl.torch.logical import NO_STEP, arithmetic
 from edl.torch.loss_check import LossCheck
 from edl.torch.lr_schedules import watch_schedulers
+from edl.torch.optimizer_state import LastStep
 from edl.torch.reduction import GradientReduction, Optimizers, watch_losses
 from edl.torch.replica import TorchReplica, seed_torch, watch_scalers
 from edl.torch.sync_batch_norm import synchronise_batch_norm

@@ -268,53 +268,6 @@ class _Pass:
             self._end.failed = True
 
 
-# ------------------------------------------------------------
-# Use the gradients that a closure computes in `optimizer.step()`; refuse to run it twice, as LBFGS
-# with several iterations does.
-
-AGAIN = (
-    "{kind} evaluates its closure more than once in a step, and edl trains one backward() in each; "
-    "use an optimizer that evaluates it once, such as Adam, or torch.optim.LBFGS with max_iter=1 "
-    "and no line search"
-)
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-def after_closure(
-    arguments: tuple[Any, ...], named: dict[str, Any], then: Callable[[], None]
-) -> Arguments | None:
-    """Call `then` when a `step()` has its gradients; return its new arguments, if they change."""
-    closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
-    if closure is None:
-        then()
-        return None
-    evaluated = False
-
-    def once() -> Any:
-        nonlocal evaluated
-        if evaluated:
-            raise UsageError(AGAIN.format(kind=type(arguments[0]).__name__))
-        evaluated = True
-        loss = closure()
-        then()
-        return loss
-
-    if "closure" in named:
-        return arguments, {**named, "closure": once}
-    return (arguments[0], once, *arguments[2:]), named
-
-
-@dataclass
-class LastStep:
-    """The outcome of one optimizer's last step, in the job's state for workers that missed it."""
-
-    skipped: bool | torch.Tensor = False  # a tensor of an optimizer that decides; 0.0: not skipped
-    # Of a step that others completed without this worker: it restores their result after the
-    # script's `optimizer.step()`, since some optimizers change weights even without gradients.
-    missed: Callable[[], None] | None = None
-
-
 @dataclass(slots=True)
 class PendingAllreduce:
     """An allreduce of one gradient that this worker has started and not waited for yet."""

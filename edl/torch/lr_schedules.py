@@ -30,8 +30,14 @@ from edl.errors import UsageError
 from edl.record import dict_of_kind, kind_of_dict
 from edl.schedules import Constant, Scaling, Schedule
 from edl.step.source import StepInterval
-from edl.torch.gradients import Arguments, after_closure
-from edl.torch.optimizer_state import PORTABLE, can_save, stepping, with_inner_optimizers
+from edl.torch.optimizer_state import (
+    PORTABLE,
+    Arguments,
+    after_closure,
+    can_save,
+    stepping,
+    with_inner_optimizers,
+)
 from edl.worker.loader_steps import Update
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,8 @@ import torch
 from edl.binding.process import current_worker
 from edl.errors import UsageError, some
 from edl.torch.api import attach_optimizer
-from edl.torch.gradients import AGAIN, Arguments, after_closure
 from edl.torch.lr_schedules import follow_policy
-from edl.torch.optimizer_state import complete, inner_optimizers
+from edl.torch.optimizer_state import AGAIN, Arguments, after_closure, complete, inner_optimizers
 from edl.torch.optimizer_state import stepping as stepping_in
 from edl.torch.reduction import GradientReduction
 from edl.torch.replica import Numbers, option_numbers

@@ -35,14 +35,13 @@ from edl.torch.gradients import (
     Accumulation,
     BackwardEnd,
     Gradient,
-    LastStep,
     PendingAllreduces,
     can_have_gradient,
     not_finite,
     requiring_gradient,
 )
 from edl.torch.logical import LogicalSums, Means, copy_each
-from edl.torch.optimizer_state import is_sharpness_aware, optimizer_parameters
+from edl.torch.optimizer_state import LastStep, is_sharpness_aware, optimizer_parameters
 from edl.worker import activity
 from edl.worker.worker import Worker
 

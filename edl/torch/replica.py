@@ -42,10 +42,10 @@ from edl.ring.ring import CollectiveFailed
 from edl.step.state_check import STEP_VALUE
 from edl.text import counted
 from edl.torch.collectives import broadcast_start, finish
-from edl.torch.gradients import LastStep
 from edl.torch.lr_schedules import Schedulers, load_scheduler, savable, step_values
 from edl.torch.optimizer_state import (
     Flags,
+    LastStep,
     ParameterGroups,
     can_save,
     copied_for_step,

@@ -47,7 +47,7 @@ from edl.binding import process
 from edl.binding.api import absent
 from edl.binding.process import cross_rank, cross_size, is_initialized, local_size, shutdown
 from edl.errors import UsageError
-from edl.tensorflow.optimizer import as_it_is
+from edl.tensorflow.collectives import as_it_is
 from edl.tensorflow.replica import last_seed
 from edl.transparent.script import (
     Ranks,

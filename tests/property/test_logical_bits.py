@@ -26,8 +26,8 @@ from edl.step.source import AlignedSource
 from edl.testing.counting import CountingBatchSource, CountingModel, Vector
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
 from edl.torch import logical
-from edl.torch.gradients import LastStep
 from edl.torch.optimizer import listen
+from edl.torch.optimizer_state import LastStep
 from edl.torch.reduction import GradientReduction, Optimizers
 from edl.torch.replica import TorchGenerators
 

@@ -39,8 +39,8 @@ from edl.ring.ring import Ring
 from edl.testing.counting import Counted, CountingBatchSource, CountingModel, Vector, source_of
 from edl.testing.loopback import LoopbackWorker
 from edl.torch import gradients, lr_schedules
-from edl.torch.gradients import LastStep
 from edl.torch.optimizer import listen
+from edl.torch.optimizer_state import LastStep
 from edl.torch.reduction import GradientReduction, Optimizers
 from edl.worker.progress import Receive
 from edl.worker.worker import Worker

@@ -14,9 +14,8 @@ from test_torch_reduction import Job, Worker
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 from edl.torch import gradients, lr_schedules
-from edl.torch.gradients import LastStep, after_closure
 from edl.torch.optimizer import _evaluates_again, listen
-from edl.torch.optimizer_state import complete
+from edl.torch.optimizer_state import LastStep, after_closure, complete
 from edl.torch.reduction import GradientReduction, Optimizers
 from edl.torch.replica import TorchReplica
 from edl.worker.progress import Receive

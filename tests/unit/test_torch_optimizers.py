@@ -15,8 +15,8 @@ from edl.step.batching import Batching
 from edl.step.source import Source
 from edl.testing.counting import CountingBatchSource
 from edl.testing.loopback import LoopbackJob, LoopbackWorker
-from edl.torch.gradients import LastStep
 from edl.torch.optimizer import listen
+from edl.torch.optimizer_state import LastStep
 from edl.torch.reduction import GradientReduction, Optimizers
 
 Tensor = torch.Tensor

@@ -30,7 +30,8 @@ from edl.step.engine import (
 )
 from edl.step.record import StepRecord, StepRecords
 from edl.torch import gradients
-from edl.torch.gradients import PRESENT, Contribution, Gradient, LastStep
+from edl.torch.gradients import PRESENT, Contribution, Gradient
+from edl.torch.optimizer_state import LastStep
 from edl.torch.reduction import GradientReduction, Optimizers
 from edl.worker import activity
 from edl.worker.loader_steps import StepDriver
