@@ -53,7 +53,6 @@ class ClusterPool:
         return await asyncio.shield(asked)
 
     def close(self) -> None:
-        """Wait for the questions that are being asked, and close the sessions."""
         self._threads.shutdown(cancel_futures=True)
         for client in self._clients:
             client.close()

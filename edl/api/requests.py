@@ -99,12 +99,10 @@ class HttpError(Exception):
 
 
 def answer(request: Request, value: Any, status: int = 200) -> Response:
-    """Return the HTTP answer to `request` that has `value`, a record, as JSON."""
     return _response(request, status, value, {})
 
 
 def error_answer(request: Request, error: Exception) -> Response:
-    """Return the HTTP answer to `request` that says why it was not done."""
     if isinstance(error, HttpError):
         headers = error.headers
         status, body = error.status, ApiError(error.error, str(error))
@@ -141,7 +139,6 @@ def _status(error: EdlError) -> int:
 
 
 def _described(error: RequestValidationError) -> str:
-    """Return a sentence that says which parameter of a request is wrong, and why."""
     parts = []
     for one in error.errors():
         place, *name = (str(part) for part in one["loc"])
@@ -168,7 +165,6 @@ class LimitProtocol(HttpToolsProtocol):
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request on the new connection `transport`."""
         super().connection_made(transport)
         self._await_head()
 
@@ -203,7 +199,6 @@ class LimitProtocol(HttpToolsProtocol):
         self._in_head = True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget a connection that is closed."""
         self._forget()
         super().connection_lost(exc)
 
@@ -223,7 +218,6 @@ class LimitProtocol(HttpToolsProtocol):
         self._late = self.loop.call_later(self.head_s, self._abort)
 
     def _forget(self) -> None:
-        """Do not close the connection for being late."""
         if self._late is not None:
             self._late.cancel()
             self._late = None
@@ -243,7 +237,6 @@ T = TypeVar("T")
 
 
 def sent_manifest(request: Request) -> JobManifest:
-    """Return the manifest in the body of `request`, in JSON or in YAML."""
     body: bytes = request.state.body
     kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if kind == YAML:
@@ -258,7 +251,6 @@ def sent_manifest(request: Request) -> JobManifest:
 
 
 def sent_record(request: Request, kind: type[R]) -> R:
-    """Return the record of type `kind` in the body of `request`, which is JSON."""
     return _json(request, kind)
 
 
@@ -312,7 +304,6 @@ class RequestAuthenticator:
         self._tls = tls
 
     def check_token(self, token: str) -> None:
-        """Return if `token` is a bearer token of the cluster that has not ended."""
         if not self._tls:
             raise self.unsigned("bearer tokens are accepted over TLS only; sign the request")
         end_s = token_end_s(self._secret, self._cluster, token)
@@ -354,7 +345,6 @@ async def who(request: Request) -> Caller:
 
 
 def target_of(request: Request) -> str:
-    """Return the path of `request` with its query, as it was sent."""
     query: bytes = request.scope["query_string"]
     path: bytes = request.scope["raw_path"]
     return (path + (b"?" + query if query else b"")).decode("latin-1")

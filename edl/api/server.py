@@ -40,7 +40,6 @@ class TlsFiles:
 def server_config(
     app: Any, connections: int, end_s: float, tls: TlsFiles | None = None
 ) -> uvicorn.Config:
-    """Return the configuration of a server that logs nothing and closes idle connections."""
     return uvicorn.Config(
         app,
         log_config=None,
@@ -63,7 +62,6 @@ class EmbeddedServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Change no handler of a signal."""
         yield
 
 
@@ -79,7 +77,6 @@ def run_server(
     tls: TlsFiles | None,
     say: Callable[[str], None],
 ) -> None:
-    """Serve the API of a cluster until SIGTERM or Ctrl-C."""
     authenticator = RequestAuthenticator(access.secret, access.job, tls is not None)
     pool = ClusterPool(lambda: Cluster(access.job, hosts, secret=access.secret))
     app = api_app(authenticator, pool, HistoryReader(HistoryFile(history_path(access.job))))

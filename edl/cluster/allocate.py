@@ -69,7 +69,6 @@ from edl.text import counted, verb, workers
 
 
 def profile_end_s(job: JobView, now_s: float) -> float:
-    """Return until when a job that begins to train may be profiled, in seconds since 1970."""
     limits, before_s = job.manifest.profile, job.life.profile_until_s
     if limits is None or before_s:
         return before_s
@@ -100,7 +99,6 @@ def profile_progress(
 
 
 def settled_s(job: JobView, allocation: AllocationRecord) -> float:
-    """Return when a job that is profiled has had its slots for long enough, since 1970."""
     limits = job.manifest.profile
     begun_s = max(allocation.changed_s.get(job.name, 0.0), job.life.since_s)
     return begun_s + (limits.each_s if limits is not None else 0.0)
@@ -138,7 +136,6 @@ def profiled_slots(
     allocation: AllocationRecord,
     now_s: float,
 ) -> ProfileSlots:
-    """Return the slots that jobs get for their profiles in place of those that the policy gives."""
     free = Counter(nodes)
     for slots in targets.values():
         free.subtract(slots)
@@ -215,7 +212,6 @@ class Decision:
 
     @property
     def used(self) -> int:
-        """The number of slots that all jobs of the decision have together."""
         return sum(sum(target.values()) for target in self.targets.values())
 
 
@@ -241,7 +237,6 @@ may not, each with the reason."""
 
 
 def ask_protecting(request: AllocationRequest, spare: Spare | None = None) -> Decision:
-    """Ask the policy, and again until no job loses all slots that may not."""
     slots = sum(request.nodes.values()) if request.most is None else request.most
     spare = spare or (
         lambda asked, answer: {
@@ -262,7 +257,6 @@ def ask_protecting(request: AllocationRequest, spare: Spare | None = None) -> De
 
 
 def spare_young(asked: Sequence[ActiveJob], answer: Decision, now_s: float) -> dict[str, str]:
-    """Return the jobs that lose all slots and may not, by their manifests, with reasons."""
     found = {}
     for one in losers(asked, answer):
         name, least_s = one.job.name, one.job.manifest.min_run_s
@@ -275,7 +269,6 @@ def spare_young(asked: Sequence[ActiveJob], answer: Decision, now_s: float) -> d
 
 
 def spare_unsaved(asked: Sequence[ActiveJob], answer: Decision, slots: int) -> Mapping[str, str]:
-    """Return the jobs that lose all slots to jobs of no higher priority, and save nothing."""
     found: dict[str, str] = {}
     kept = 0
     lost = {one.job.name for one in losers(asked, answer)}
@@ -300,7 +293,6 @@ def spare_unsaved(asked: Sequence[ActiveJob], answer: Decision, slots: int) -> M
 
 
 def losers(asked: Sequence[ActiveJob], answer: Decision) -> list[ActiveJob]:
-    """Return the jobs that train on their fewest slots or more, and get none by `answer`."""
     return [
         one
         for one in asked
@@ -317,7 +309,6 @@ def _at_fewest(one: ActiveJob, why: str) -> ActiveJob:
 
 
 def _ask(request: AllocationRequest) -> Decision:
-    """Ask the policy about one group of jobs after the other, and return all answers together."""
     cluster, left = request.cluster, dict(request.nodes)
     answer, most, models = Decision(), request.most, StepTimeModels()
     silent = [host.name for host in cluster.hosts if host.offer is None]
@@ -383,7 +374,6 @@ def _limited(free: Mapping[str, int], most: int, jobs: Sequence[ActiveJob]) -> d
 
 
 def _sum(many: Iterable[Mapping[str, int]]) -> Counter[str]:
-    """Return, by host, the sum of the numbers of slots in all mappings of `many`."""
     total: Counter[str] = Counter()
     for slots in many:
         total.update(slots)
@@ -391,7 +381,6 @@ def _sum(many: Iterable[Mapping[str, int]]) -> Counter[str]:
 
 
 def _sized(jobs: Sequence[ActiveJob], decision: Allocation, slots: int) -> list[JobSize]:
-    """Return the jobs that get slots by a policy's decision, each with an allowed size."""
     suggested = decision.placements
     sizes, left = {}, slots
     for one in jobs:
@@ -452,7 +441,6 @@ SPARED = "keeps its fewest slots: no job is halted for another queue where small
 
 
 def ask_by_queue(request: AllocationRequest) -> Decision:
-    """Ask the policy about the jobs of each queue, with the slots that the queue may have."""
     queues = request.cluster.queues
     reasons: dict[str, str] = {}
     by_queue: dict[str, list[ActiveJob]] = {}
@@ -532,7 +520,6 @@ def _within_quota(
 def _request_of(
     name: str, jobs: Sequence[ActiveJob], record: QueueRecord, nodes: Mapping[str, int]
 ) -> QueueRequest:
-    """Return what the jobs of the queue called `name` can use of `nodes`, host -> slots."""
     wanted: dict[tuple[str, ...], int] = {}
     for one in jobs:
         wanted[one.hosts] = wanted.get(one.hosts, 0) + max(one.most, one.size)
@@ -555,7 +542,6 @@ def _is_kept(one: ActiveJob) -> bool:
 
 
 def _ask_queue(request: AllocationRequest, most: int) -> Decision:
-    """Ask the policy about the jobs of one queue, which may have `most` slots together."""
     held = sum(one.size for one in request.active)
     # `cool_down_s` and the like do not keep what another queue's quota needs.
     if sum(one.size for one in request.active if one.is_fixed) > most:
@@ -597,7 +583,6 @@ def _requesting(jobs: Sequence[ActiveJob], most: int) -> list[ActiveJob]:
 
 
 def _survivors(jobs: Sequence[ActiveJob], most: int) -> frozenset[str]:
-    """Return the jobs that can keep their fewest slots if they have `most` together."""
     left = most - sum(one.size for one in jobs if one.is_fixed)
     found = []
     for one in sorted(
@@ -617,7 +602,6 @@ def _spare(
     reclaims: bool,
     now_s: float,
 ) -> Mapping[str, str]:
-    """Return the jobs that lose all slots by `answer` and may not, each with the reason."""
     kept = {**spare_unsaved(asked, answer, most), **spare_young(asked, answer, now_s)}
     found = {name: why for name, why in kept.items() if name in survivors}
     idle = most - answer.used
@@ -638,7 +622,6 @@ def _together(
     shares: Mapping[str, int],
     reasons: Mapping[str, str],
 ) -> Decision:
-    """Return the answers about all queues as one, with what a queue has in the reasons."""
     found = Decision(reasons=dict(reasons))
     for answer in answers.values():
         found.targets |= answer.targets
@@ -678,7 +661,6 @@ def _without(nodes: Mapping[str, int], answer: Decision) -> dict[str, int]:
 
 
 def _with(nodes: Mapping[str, int], answer: Decision, order: Mapping[str, int]) -> dict[str, int]:
-    """Return `nodes`, host -> slots, with the slots of `answer` added, as `order` is."""
     left = dict(nodes)
     for target in answer.targets.values():
         for host, count in target.items():
@@ -717,7 +699,6 @@ def _with(nodes: Mapping[str, int], answer: Decision, order: Mapping[str, int]) 
 def allocate(
     cluster: ClusterView, policy: ClusterPolicy, table: DeviceTable
 ) -> tuple[AllocationRecord, dict[str, str]]:
-    """Return the decision that holds now, and why jobs wait that the policy is not told of."""
     active, obstacles = find_active_jobs(cluster, table)
     nodes, last = hosts_with_slots(cluster, table), cluster.allocation
     inputs = _digest(active, nodes, cluster, policy, table.now_s)
@@ -766,7 +747,6 @@ def _digest(
 
 
 def _within_queue(one: ActiveJob, answer: Decision, cluster: ClusterView) -> ActiveJob:
-    """Return a job that gets no more slots for its profile than the policy gives it."""
     queue = cluster.queues.get(one.job.manifest.queue)
     if queue is None or queue.most is None:
         return one
@@ -795,7 +775,6 @@ class _OwnLimits:
 def _recorded(
     answer: Decision, last: AllocationRecord, inputs: str, now_s: float
 ) -> AllocationRecord:
-    """Return the record of a policy's answer, for the node `allocation`."""
     changed_s = {}
     for name, target in answer.targets.items():
         same = last.targets.get(name) == target

@@ -85,7 +85,6 @@ class LiveModel:
 
     @cached_property
     def step_time(self) -> StepTime:
-        """The fitted model of a step's time."""
         return self.models.model(self.samples) if self.samples else UNKNOWN_SPEED
 
     @property
@@ -94,7 +93,6 @@ class LiveModel:
         return _fit_error(self.step_time, self.samples)
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Return the time in which `batch` samples are trained, in seconds."""
         workers, hosts = sum(slots), len(slots)
         # The script may set another global batch: then it trains these samples in more or fewer
         # steps.
@@ -106,20 +104,17 @@ class LiveModel:
         return step_s * near.step_s / self.step_time.step_s(near.workers, near.hosts, near.batch)
 
     def efficiency(self, batch: int) -> float:
-        """Return the progress of a sample in a global batch of `batch`, over the smallest one."""
         if self.noise_scale is None or self.noise_scale == float("inf"):
             return 1.0
         return (self.noise_scale + self.smallest_batch) / (self.noise_scale + batch)
 
     def steps_left(self, batch: int) -> float:
-        """Return how many times the job will train `batch` samples until it ends."""
         if self.left is not None:
             return self.left / batch
         return self.left_slot_s / self.fewest / self.step_s((self.fewest,), batch)
 
 
 def live_model(job: JobView, now_s: float, models: StepTimeModels | None = None) -> LiveModel:
-    """Return the model of a live job's speed and remaining work, from what is known of both."""
     models = models or StepTimeModels()
     measured, hints = job.measured, job.manifest.hints
     batch, batching = batch_of(job), batching_of(job)
@@ -142,7 +137,6 @@ def live_model(job: JobView, now_s: float, models: StepTimeModels | None = None)
 
 
 def is_measured(job: JobView) -> bool:
-    """Return whether the speed of `job` is measured, and what is left of it is known."""
     measured, hints = job.measured, job.manifest.hints
     left = measured.left is not None or hints.steps is not None
     speed = bool(measured.steps or measured.curve or hints.samples_per_s)
@@ -156,7 +150,6 @@ def batch_of(job: JobView) -> int:
 
 
 def batching_of(job: JobView) -> Batching:
-    """Return the batch sizes of `job`, which tell the global batch for each number of workers."""
     if job.manifest.batch is not None:
         return Batching(global_batch=batch_of(job))
     steps = job.measured.steps
@@ -183,7 +176,6 @@ class ThroughputSource(StrEnum):
 def sourced_samples(
     measured: JobMeasurements, hints: PolicyHints, batching: Batching
 ) -> tuple[tuple[StepTimeSample, ThroughputSource], ...]:
-    """Return the known step times of a job as `speed_samples` does, each with its source."""
     found = [(one, ThroughputSource.MEASURED) for one in measured.steps]
     for curve, source in (
         (measured.curve, ThroughputSource.FORMER_JOB),
@@ -204,11 +196,9 @@ class StepTimeModels:
         self._added: dict[tuple[StepTimeSample, ...], None] = {}
 
     def add(self, samples: tuple[StepTimeSample, ...]) -> None:
-        """Let the model of `samples` be fitted with the others."""
         self._added[samples] = None
 
     def model(self, samples: tuple[StepTimeSample, ...]) -> StepTime:
-        """Return the model of a step's time that fits `samples` best, at least one step time."""
         # Each mean of a job differs a little from its last one: rounded, most models are known.
         key = _rounded(samples)
         found = _FITTED.get(key)
@@ -235,7 +225,6 @@ def _keep(fitted: Mapping[tuple[StepTimeSample, ...], StepTime]) -> None:
 
 @lru_cache(maxsize=FITTED)
 def _rounded(samples: tuple[StepTimeSample, ...]) -> tuple[StepTimeSample, ...]:
-    """Return `samples` with times and batches rounded to powers of 1.01."""
     return tuple(
         StepTimeSample(
             one.workers,
@@ -268,7 +257,6 @@ def _distance(one: StepTimeSample, workers: int, hosts: int, batch: int) -> tupl
 
 
 def _left_slot_s(job: JobView, now_s: float) -> float:
-    """Return the estimated slot-seconds that a job of unknown length has left at `now_s`."""
     attained, hints = job.life.attained_s(now_s), job.manifest.hints
     if hints.duration_s is not None:
         whole = hints.duration_s * job.manifest.requested_np
@@ -304,12 +292,10 @@ class ActiveJob:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the policy may not change the job's slots `present` now."""
         return bool(self.why_fixed)
 
     @property
     def size(self) -> int:
-        """The number of slots that it has now, on all hosts together."""
         return sum(self.present.values())
 
     @property
@@ -318,7 +304,6 @@ class ActiveJob:
         return -self.job.wanted.priority, len(self.hosts), self.labels
 
     def cluster_job(self, now_s: float, models: StepTimeModels | None = None) -> ClusterJob:
-        """Return the job as the value that a cluster policy reads."""
         job, sizes = self.job, self.job.manifest.allowed_sizes
         batch, limit = batch_of(job), job.manifest.batch
         chosen = limit is not None and limit.set_by_policy
@@ -360,7 +345,6 @@ def hosts_with_slots(cluster: ClusterView, table: DeviceTable) -> dict[str, int]
 def find_active_jobs(
     cluster: ClusterView, table: DeviceTable
 ) -> tuple[list[ActiveJob], dict[str, str]]:
-    """Return the jobs that may get slots, in the order of submission, and why others wait."""
     nodes = hosts_with_slots(cluster, table)
     choices = _HostChoices(cluster, table, nodes)
     count = len(cluster.queues)
@@ -451,7 +435,6 @@ class _HostChoices:
         self._silent = [host for host in cluster.hosts if host.offer is None]
 
     def of(self, job: JobView) -> _HostChoice:
-        """Return the hosts that `job` can use."""
         tenant = tenant_of(job.name, self._cluster.tenants)
         key = tenant, tuple(job.manifest.labels.items()), tuple(job.manifest.required_paths)
         found = self._kept.get(key)
@@ -482,7 +465,6 @@ class _HostChoices:
 def _active(
     job: JobView, cluster: ClusterView, table: DeviceTable, choices: _HostChoices
 ) -> ActiveJob | str:
-    """Return `job` as an active one or, as a sentence, why it cannot be one."""
     choice = choices.of(job)
     limits, check, room = choice.limits, choice.check, choice.room
     sizes = job.manifest.allowed_sizes
@@ -537,7 +519,6 @@ def _why_fixed(job: JobView, unchanged_s: float) -> str:
 
 
 def _waits_for_answers(job: JobView, cluster: ClusterView, now_s: float, check: PathCheck) -> bool:
-    """Return whether a queued job waits until all hosts have said whether they have its files."""
     asked = any(cluster.host_named[host].takes_slots for host in check.unknown)
     waited_s = now_s - job.life.since_s
     # for a short time, so that it starts with all its slots at once
@@ -553,7 +534,6 @@ def _hosts_of(
     known: Collection[str],
     lacking: Collection[str],
 ) -> tuple[tuple[str, ...], str]:
-    """Return the hosts that a job can use, and a text that only jobs with the same hosts have."""
     labelled = [host for host in nodes if has_labels(job, cluster, host)]
     hosts = tuple(host for host in labelled if host in known or host not in lacking)
     labels = ",".join(f"{key}={value}" for key, value in sorted(job.manifest.labels.items()))
@@ -622,7 +602,6 @@ def _limits(
 
 
 def has_labels(job: JobView, cluster: ClusterView, host: str) -> bool:
-    """Return whether `host` has all labels that `job` asks for."""
     view = cluster.host_named[host]
     wanted = job.manifest.labels
     # silent: its labels are not known
@@ -632,7 +611,6 @@ def has_labels(job: JobView, cluster: ClusterView, host: str) -> bool:
 
 
 def _had(job: JobView, cluster: ClusterView, table: DeviceTable) -> Mapping[str, int]:
-    """Return the slots of a job by the policy's last decision, by host."""
     if job.life.state not in HAS_SLOTS:
         return {}
     last = cluster.allocation
@@ -666,7 +644,6 @@ def _closed(job: JobView, cluster: ClusterView, choice: _HostChoice) -> str:
 def _too_large(
     job: JobView, room: int, nodes: Mapping[str, int], check: PathCheck, more_hosts: str
 ) -> str:
-    """Return the sentence that says that a job needs more slots than there are."""
     needs = f"waits: it needs {counted(job.min_slots, 'slot')}"
     total = sum(nodes.values())
     if room == total:
@@ -700,7 +677,6 @@ class ThroughputPoint(Record):
 
 
 def throughput_curve(job: JobView, slots: int, now_s: float) -> tuple[ThroughputPoint, ...]:
-    """Return the throughput of `job` with all numbers of workers for which it is known."""
     batch, found = batch_of(job), {}
     for one, source in sourced_samples(job.measured, job.manifest.hints, batching_of(job)):
         measured = one.workers * one.batch / one.step_s

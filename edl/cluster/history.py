@@ -114,16 +114,13 @@ class JobHistoryState(Record):
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended, or nothing more will be known of it."""
         return self.history.ended_s > 0.0
 
     def until(self, now_s: float) -> JobHistory:
-        """Return what is known of the job, with its slot-seconds until `now_s`."""
         running = sum(one.slots * max(0.0, now_s - one.since_s) for one in self.hosts.values())
         return replace(self.history, slot_s=self.history.slot_s + running)
 
     def open_intervals(self) -> tuple[SlotInterval, ...]:
-        """Return the intervals of slots that have not ended, in the order of the hosts."""
         return tuple(
             SlotInterval(
                 self.history.submission, self.history.job, host, one.slots, one.since_s, None
@@ -206,7 +203,6 @@ def _with_state(job: JobHistoryState, event: ClusterEvent, state: LifeState) -> 
 def _with_slots(
     job: JobHistoryState, slots: Mapping[str, int], now_s: float
 ) -> tuple[JobHistoryState, tuple[SlotInterval, ...]]:
-    """Return `job` with other slots from `now_s` on, and the intervals that end then."""
     now_s = max(now_s, job.last_s)
     hosts = {host: HostSlots(count, now_s) for host, count in slots.items() if count > 0}
     closed = []

@@ -64,12 +64,10 @@ class RunProcess:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """The pair (pid, start time in clock ticks), which no other process of the machine has."""
         return self.pid, self.started
 
     @property
     def of_run(self) -> tuple[str, str]:
-        """The pair (name of the job, token of the run) that the process belongs to."""
         return self.job, self.run
 
 
@@ -90,7 +88,6 @@ class LastAgent:
     ended_s: float = 0.0  # when it ended, by the clock of the decision
 
     def again_s(self, limits: HostLimits) -> float:
-        """Return when the run may get its next agent, in seconds of the clock of `ended_s`."""
         if self.failures < 2:
             return self.ended_s + (limits.left_pause_s if self.has_left else 0.0)
         pause_s = limits.pause_s * 2.0 ** min(self.failures - 2, 30)
@@ -144,7 +141,6 @@ class HostDecision:
 def after_end(
     before: LastAgent | None, ended: LastAgent, lived_s: float, limits: HostLimits = LIMITS
 ) -> LastAgent:
-    """Return `ended` with its number of `failures`, to be kept for the next decision."""
     if lived_s >= limits.stable_s:
         return ended
     earlier = before.failures if before is not None and before.run == ended.run else 0
@@ -156,7 +152,6 @@ def after_end(
 def decide_host(
     assigned: HostAssignment, seen: HostObservation, now_s: float, limits: HostLimits = LIMITS
 ) -> HostDecision:
-    """Return which agents `edl host` starts, which processes it ends, and what it reports."""
     # `now_s` is of any clock that only goes forward, as are the times in `seen`.
     runs: dict[tuple[str, str], list[RunProcess]] = {}
     for process in sorted(seen.processes, key=lambda one: (one.started, one.pid)):
@@ -270,7 +265,6 @@ def _starts(
 
 
 def missing_agents(assigned: HostAssignment, processes: Iterable[RunProcess]) -> tuple[str, ...]:
-    """Return the names, sorted, of jobs with a run here that needs an agent and has none."""
     have = {one.of_run for one in processes if one.is_agent}
     return tuple(
         job
@@ -289,7 +283,6 @@ def _reports(
     seen: HostObservation,
     runs: Mapping[tuple[str, str], Sequence[RunProcess]],
 ) -> dict[str, JobReport]:
-    """Return what this host reports of each job that is assigned to it or lives on it."""
     living: dict[str, list[RunProcess]] = {}
     for (job, _), processes in sorted(runs.items()):
         # Processes of former runs count, too: they may use the devices.
@@ -342,11 +335,9 @@ class SlotLimits:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is limited."""
         return self == NO_LIMITS
 
     def properties(self, slots: int) -> tuple[str, ...]:
-        """Return the limits of a job with so many slots as properties of a systemd slice."""
         found = []
         if self.memory_bytes is not None:
             found += [f"MemoryMax={self.memory_bytes * slots}", "MemorySwapMax=0"]

@@ -65,7 +65,6 @@ _Labels = frozenset[tuple[str, str]]
 def wanted_hosts(
     cluster: ClusterView, limits: LeaseLimits, missing: AbstractSet[str] = frozenset()
 ) -> tuple[int, str]:
-    """Return how many hosts of the fleet the jobs need, within the limits, and why."""
     slots = limits.shape.slots
     hosts = [
         host
@@ -94,7 +93,6 @@ def wanted_hosts(
 def _requests(
     jobs: Sequence[JobView], others: Collection[str], cluster: ClusterView
 ) -> list[tuple[JobView, int]]:
-    """Return for how many slots each of `jobs` counts, within what its queue may have."""
     left = {name: one.most for name, one in cluster.queues.items() if one.most is not None}
     held: Counter[str] = Counter()
     for host in cluster.hosts:
@@ -142,7 +140,6 @@ def _rigid_limits(
 def _slots_without(
     hosts: Sequence[HostView], others: Collection[str], limits: LeaseLimits
 ) -> Counter[_Labels]:
-    """Return how many slots of `hosts` the jobs `others` do not hold, by labels."""
     found: Counter[_Labels] = Counter()
     for host in hosts:
         if host.offer is not None:
@@ -155,7 +152,6 @@ def _slots_without(
 
 
 def _lacking(wanted: Mapping[_Labels, int], free: Mapping[_Labels, int]) -> int:
-    """Return how many of the slots that jobs ask for the hosts do not have."""
     # Sets of labels that overlap without inclusion may make the result larger than it must be.
     left, lacking = dict(free), 0
     for labels in sorted(wanted, key=_order, reverse=True):
@@ -177,7 +173,6 @@ def _order(labels: _Labels) -> tuple[int, list[tuple[str, str]]]:
 def _counts(
     job: JobView, cluster: ClusterView, limits: LeaseLimits, own: Mapping[_Labels, int]
 ) -> bool:
-    """Return whether hosts are asked for on behalf of `job`."""
     labels = job.manifest.labels.items()
     if not job.wants_slots or not labels <= limits.shape.labels.items():
         return False
@@ -232,7 +227,6 @@ def decide_leases(
     limits: LeaseLimits,
     now_s: float,
 ) -> LeaseDecision:
-    """Return the leases that the cluster has, asks for and gives back now."""
     if answer is None:
         return LeaseDecision(table)
     table = leases_by(now_s, table, MAX_REST_S)
@@ -260,7 +254,6 @@ class LastOffer:
 def own_offers(
     cluster: ClusterView, before: Mapping[str, LastOffer], now_s: float
 ) -> dict[str, LastOffer]:
-    """Return the last offers of the hosts that are not lent and not lost, by host."""
     found = {}
     for host in cluster.hosts:
         known = before.get(host.name)
@@ -274,7 +267,6 @@ def own_offers(
 
 
 def with_offers(cluster: ClusterView, offers: Mapping[str, LastOffer]) -> ClusterView:
-    """Return `cluster` in which hosts that offer nothing offer what `offers` has of them."""
     # For `decide_leases` alone, so that a host that is silent for a moment is not replaced.
     hosts = (
         replace(host, offer=offers[host.name].offer)
@@ -286,8 +278,6 @@ def with_offers(cluster: ClusterView, offers: Mapping[str, LastOffer]) -> Cluste
 
 
 def with_leases(cluster: ClusterView, table: LeaseTable) -> ClusterView:
-    """Return `cluster` in which hosts whose lease does not go on are marked (`lease_holds`)."""
-
     def marked(host: HostView) -> HostView:
         name = host.offer.lease if host.offer is not None else ""
         if not name:
@@ -315,7 +305,6 @@ def lease_summary(table: LeaseTable) -> str:
 
 
 def _hosts_of(cluster: ClusterView, answer: Mapping[str, HostLease]) -> dict[str, HostView]:
-    """Return, by the name of the lease, the host that offers slots under it now."""
     found: dict[str, HostView] = {}
     for host in cluster.hosts:
         name = host.offer.lease if host.offer is not None else ""
@@ -366,7 +355,6 @@ class _Draft:
     # --- what has become of the leases
 
     def advance(self, name: str, record: LeaseRecord) -> None:
-        """Bring the record of one lease up to date with the engine and its host."""
         lease, host = self._answer.get(name), self._hosts.get(name)
         started = record.offered_s or record.silent_s or host
         if lease is None and not (started or record.back_s):
@@ -384,7 +372,6 @@ class _Draft:
             self._go_on(name, self._heard(record, lease, host), host)
 
     def _heard(self, record: LeaseRecord, lease: HostLease, host: HostView | None) -> LeaseRecord:
-        """Return `record` with what the engine and the host say of a lease that goes on."""
         now_s = self._now_s
         running = lease.state is LeaseState.RUNNING
         name = lease.host or (host.name if host is not None else record.host)
@@ -420,7 +407,6 @@ class _Draft:
     def _give_up(
         self, name: str, record: LeaseRecord, lease: HostLease, host: HostView | None
     ) -> None:
-        """Give a lease back that the engine will not start by itself, which is a failure."""
         if not record.back_s:
             self._fail(name, lease.why, record.host)
         back_s = record.back_s or self._now_s
@@ -456,7 +442,6 @@ class _Draft:
             self._note(f"{name} has ended", why, record.host)
 
     def return_strays(self) -> None:
-        """Give back leases of this cluster that no record has, after some time."""
         for name, lease in sorted(self._answer.items()):
             if name not in self._table.leases and lease.state is not LeaseState.ENDED:
                 since_s = self._table.strays.get(name, self._now_s)
@@ -465,7 +450,6 @@ class _Draft:
                     self._leave(name, None, self._hosts.get(name), since_s + self._limits.stray_s)
 
     def remember_missing(self) -> None:
-        """Remember the paths that jobs need and lent hosts lack, and note those that are new."""
         self.missing = missing_paths(self._table.missing, self._cluster, self._now_s)
         for path in sorted(self.missing.keys() - self._table.missing.keys()):
             host = self.missing[path].host
@@ -500,7 +484,6 @@ class _Draft:
         self._news.append((f"asks for {counted(count, 'host')} with {slots} each: {why}", ""))
 
     def _is_one_coming(self) -> bool:
-        """Return whether a lease that was asked for after the last failure has no host yet."""
         return any(
             one.lease_holds and not one.offered_s and _number(name) > self._failed_to
             for name, one in self._leases.items()
@@ -527,7 +510,6 @@ class _Draft:
             self._leave(name, replace(record, back_s=self._now_s), self._hosts.get(name))
 
     def return_useless(self) -> None:
-        """Give back each host that takes no slots and has none of jobs, whether or not needed."""
         for name, record in list(self._leases.items()):
             why = self._why_useless(record)
             if record.back_s or record.is_over or not record.idle_s or not why:
@@ -560,7 +542,6 @@ class _Draft:
         )
 
     def _to_avoid(self, table: LeaseTable) -> tuple[str, ...]:
-        """Return the names of the machines that are of no use to the cluster now, sorted."""
         useless = {host.name for host in self._cluster.hosts if self._useless(host)}
         occupied = {one.host for one in table.leases.values() if one.is_over and one.host}
         return tuple(sorted(useless | occupied))
@@ -600,7 +581,6 @@ class _Draft:
         )
 
     def _fail(self, name: str, why: str, host: str) -> None:
-        """Note that a lease came to nothing, and let the next one wait."""
         if not self._failures or _number(name) > self._failed_to:
             self._failures += 1
             self._failed_to = self._last
@@ -622,14 +602,12 @@ class _Draft:
 
 
 def table_for(engine: str, table: LeaseTable, forget: str = "") -> LeaseTable:
-    """Return the record of the leases with which a leader that borrows from `engine` goes on."""
     if table.engine == engine or (_lease_count(table) and table.engine != forget):
         return table
     return replace(LeaseTable(engine), last=table.last)  # no number is used twice
 
 
 def without_asking(engine: str, table: LeaseTable) -> LeaseTable:
-    """Return `table`, of another engine, with the reason why `engine` is asked for nothing."""
     former = table.engine
     why = (
         f"{engine} is asked for no host while {former} has {counted(_lease_count(table), 'lease')} "

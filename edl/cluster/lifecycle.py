@@ -44,7 +44,6 @@ class LifeState(StrEnum):
 
     @property
     def has_run(self) -> bool:
-        """Whether a job in this state has a run, which may have slots."""
         return self in (LifeState.STARTING, LifeState.RUNNING, LifeState.HALTING)
 
 
@@ -227,7 +226,6 @@ class JobLifecycle(Record):
         )
 
     def failed(self, now_s: float, counts: bool) -> dict[str, Any]:
-        """Return the changed fields of a job whose start or run came to nothing, by name."""
         trained_s = now_s - self.since_s if self.state is LifeState.RUNNING else 0.0
         tries = 1 if trained_s >= STABLE_S else self.tries + 1
         return {
@@ -237,24 +235,20 @@ class JobLifecycle(Record):
         }
 
     def counted(self, slots: int, now_s: float) -> JobLifecycle:
-        """Return the record with the slot-seconds until `now_s` added, and `slots` from then."""
         if slots == self.slots:
             return self
         attained = self.attained_s(now_s)
         return replace(self, slots=slots, counted_s=now_s, attained_slot_s=attained)
 
     def attained_s(self, now_s: float) -> float:
-        """Return the seconds for which the job had slots, times their number, until `now_s`."""
         return self.attained_slot_s + self.slots * max(0.0, now_s - self.counted_s)
 
 
 def back_off_s(tries: int) -> float:
-    """Return how long a job waits after `tries` failures in a row, 1 or more, in seconds."""
     return float(min(MAX_BACK_OFF_S, 2.0 ** min(tries - 1, 20)))
 
 
 def run_token(order: int, number: int) -> str:
-    """Return the token of a job's run, 24 hexadecimal digits."""
     # The same from two leaders that start the same run, another after a new submission.
     return f"{order:016x}{number:08x}"
 
@@ -265,7 +259,6 @@ def run_order(token: str) -> int:
 
 
 def is_token_of(token: str, order: int) -> bool:
-    """Return whether `token` is that of a run of the job with the place `order`."""
     return run_order(token) == order
 
 
@@ -332,7 +325,6 @@ def deleted(before: Wanted, life: JobLifecycle, once: bool = False) -> Wanted:
 
 
 def check_change(job: str, life: JobLifecycle, before: Wanted, after: Wanted) -> None:
-    """Raise an error if it is too late to change what users want of `job`."""
     if life.state is LifeState.ENDED and after.goal is not Goal.GONE:
         how = life.result or "ended"
         raise UsageError(f"job {job} has ended ({how}); submit it again to run it once more")

@@ -43,7 +43,6 @@ _FIRST = re.compile(rf"[{CONTROL}\ud800-\udfff]")
 
 
 def first_control_character(text: str) -> tuple[str, int] | None:
-    """Return the first character of `text` that YAML does not allow, and its index."""
     found = _FIRST.search(text)
     return None if found is None else (found[0], found.start())
 
@@ -123,7 +122,6 @@ class PolicyHints(Record):
 
     @property
     def samples_per_s(self) -> dict[int, float]:
-        """The throughput in samples per second, by number of workers."""
         return {int(size): speed for size, speed in self.throughput.items()}
 
 
@@ -326,12 +324,10 @@ class JobManifest(Record):
 
     @property
     def requested_np(self) -> int:
-        """The number of workers that the job asks for."""
         return self.max if self.np is None else self.np
 
     @property
     def allowed_sizes(self) -> Sizes:
-        """The numbers of workers that the job may have."""
         return Sizes(self.min, self.max, self.sizes, self.size_step)
 
     @property
@@ -349,7 +345,6 @@ class JobManifest(Record):
         return found | {path: f"the job's data {path}" for path in self.data}
 
     def job_spec(self, resume: str) -> JobSpec:
-        """Return the specification of one run of the job."""
         settings = replace(self.settings, resume=resume).of_size(self.requested_np)
         return JobSpec(self.command, self.requested_np, self.allowed_sizes, settings, self.cwd)
 
@@ -395,7 +390,6 @@ def first_problem(manifest: JobManifest) -> ManifestProblem | None:
 
 
 def _sizes(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    """Yield each contradiction between the numbers of workers (min, max, ...) of `manifest`."""
     least, most, step = manifest.min, manifest.max, manifest.size_step
     sizes, np = manifest.allowed_sizes, manifest.np
     logical = manifest.settings.of_size(manifest.requested_np).logical
@@ -439,7 +433,6 @@ def _names(manifest: JobManifest) -> Iterator[ManifestProblem]:
 
 
 def _characters(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    """Yield each text of `manifest` with a character that no process can be started with."""
     for key, text in _texts(manifest.to_json(), ()):
         if found := first_control_character(text):
             yield ManifestProblem(key, f"the character {found[0]!a} is not allowed; remove it")
@@ -448,7 +441,6 @@ def _characters(manifest: JobManifest) -> Iterator[ManifestProblem]:
 def _texts(
     value: object, key: tuple[str | int, ...]
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield each text in a value of JSON, keys of mappings too, with its key under `key`."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, Mapping):
@@ -461,7 +453,6 @@ def _texts(
 
 
 def _values(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    """Yield what is wrong with the command, the batches and the settings of `manifest`."""
     if not manifest.command[0]:
         yield ManifestProblem(("command", 0), "the command has no program; name it first")
     batch = manifest.batch
@@ -536,7 +527,6 @@ class YamlValue:
 
     @property
     def is_null(self) -> bool:
-        """Whether this is null, or nothing at all."""
         return isinstance(self.content, str) and self.scalar is None
 
     @property
@@ -641,7 +631,6 @@ class _Builder:
             within.content.append(new)
 
     def _check_new(self, within: YamlValue | None, key: str, line: int) -> None:
-        """Raise a ManifestError if the mapping `within` has `key` already."""
         assert within is not None
         assert isinstance(within.content, dict)
         if key in within.content:
@@ -665,7 +654,6 @@ class _Builder:
 
 
 def flow_list(words: list[str]) -> str:
-    """Return `words` as a list in one line of YAML, quoted where that is needed."""
     return f"[{', '.join(map(_word, words))}]"
 
 
@@ -693,7 +681,6 @@ _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
 def manifest_schema() -> dict[str, Any]:
-    """Return the JSON schema of a job manifest, in the dialect of 2020-12."""
     schema = msgspec.json.schema(JobManifest)
     kinds: dict[str, Any] = schema["$defs"]
     for kind in kinds.values():
@@ -717,7 +704,6 @@ def manifest_schema() -> dict[str, Any]:
 
 
 def _describe_settings(properties: dict[str, Any]) -> None:
-    """Add the meaning and the limits of each setting of a job to its schema in `properties`."""
     del properties["resume"]  # the cluster sets it
     for one in fields(JobSettings):
         about: Mapping[str, Any] = one.metadata
@@ -754,7 +740,6 @@ _SHELL = re.compile(r"[|&;<>$`*?]")  # a command with these was meant for a shel
 
 
 def decoded_manifest(data: bytes, source: str) -> str:
-    """Return the text in the bytes of a manifest's file."""
     _check_size(len(data), source)
     try:
         return data.decode("utf-8-sig")
@@ -771,12 +756,10 @@ def parse_manifest(text: str, source: str) -> JobManifest:
 
 
 def manifest_of_values(values: Mapping[str, Any]) -> JobManifest:
-    """Return the manifest with these `values` by key, as a program has them."""
     return _checked(_as_yaml(values, ()), "")
 
 
 def _checked(root: YamlValue, source: str) -> JobManifest:
-    """Return the manifest that the YAML document `root` describes, checked as a whole."""
     if not isinstance(root.content, dict):
         what = f"the manifest is {_described(root)}; write `key: value` lines: {SHORTEST}"
         raise ManifestError(source, root.line, what)
@@ -803,14 +786,12 @@ def _as_yaml(value: Any, key: _Key) -> YamlValue:
 
 
 def _check_size(size: int, source: str) -> None:
-    """Raise a ManifestError if the file `source` has `size` bytes, and that is too many."""
     if size > MAX_BYTES:
         what = f"it has more than {MAX_BYTES} bytes, and no manifest needs so many"
         raise ManifestError(source, 0, f"{what}; is it the right file?")
 
 
 def checked_manifest(manifest: JobManifest) -> JobManifest:
-    """Return `manifest`, which a program has made, as it is read from its record."""
     try:
         # Lists become tuples, so that the same manifest, submitted again, is equal.
         manifest = msgspec.convert(msgspec.to_builtins(manifest), JobManifest)
@@ -829,7 +810,6 @@ class _Reader:
     source: str  # the name of the file, for messages
 
     def record(self, value: YamlValue, kind: type[Any], key: _Key) -> Any:
-        """Return the record (a dataclass) of type `kind` that a mapping in a manifest describes."""
         if not isinstance(value.content, dict):
             raise self._wrong(value, key, f"a mapping with {', '.join(_hints(kind))}")
         hints = _hints(kind)
@@ -872,7 +852,6 @@ class _Reader:
         return self._scalar(value, hint, key)
 
     def _items(self, value: YamlValue, hint: Any, key: _Key) -> tuple[Any, ...]:
-        """Return a list of a manifest as a tuple, with its items in the type that `hint` names."""
         if not isinstance(value.content, list):
             if key == ("command",) and isinstance(value.content, str):
                 what = f"command is a text; write a list: command: {_words(value.content)}"
@@ -891,7 +870,6 @@ class _Reader:
         return found
 
     def _mapping(self, value: YamlValue, hint: Any, key: _Key) -> dict[str, Any]:
-        """Return a mapping of a manifest as a dictionary, with its items in the types of `hint`."""
         if not isinstance(value.content, dict):
             raise self._wrong(value, key, "a mapping, like {KEY: value}")
         names, values = get_args(_plain_type(hint))
@@ -906,7 +884,6 @@ class _Reader:
         return found
 
     def _scalar(self, value: YamlValue, hint: Any, key: _Key) -> Scalar:
-        """Return a number, a text or a truth value of a manifest in the type that `hint` names."""
         as_written = _plain_type(hint) is str and isinstance(value.content, str)
         given: Any = value.content if as_written else value.scalar
         if isinstance(given, float) and given.is_integer() and _plain_type(hint) is int:
@@ -965,7 +942,6 @@ def _limits(hint: Any) -> _Limits:
 
 
 def _is_optional(hint: Any) -> bool:
-    """Return whether the value of a key may be null."""
     if get_origin(hint) is Annotated:
         return _is_optional(get_args(hint)[0])
     return NoneType in get_args(hint)
@@ -1004,7 +980,6 @@ _HINTS: dict[type[Any], Mapping[str, Any]] = {}  # to find them takes longer tha
 
 
 def _hints(kind: type[Any]) -> Mapping[str, Any]:
-    """Return the types of the fields of the dataclass `kind`, with annotations, by name."""
     if kind not in _HINTS:
         hints = get_type_hints(kind, include_extras=True)
         _HINTS[kind] = {one.name: hints[one.name] for one in fields(kind)}
@@ -1022,7 +997,6 @@ def _described(value: YamlValue) -> str:
 
 
 def _words(command: str) -> str:
-    """Return `command`, a text that should be a list, as the list in YAML for a message."""
     if not _SHELL.search(command):
         try:
             if words := shlex.split(command):
@@ -1038,7 +1012,6 @@ def _name(key: _Key) -> str:
 
 
 def _line(root: YamlValue, key: _Key) -> int:
-    """Return the line of the value under `key`, or of the nearest value that contains it."""
     found = root
     for one in key:
         within = found.content

@@ -93,7 +93,6 @@ class ClusterPlan:
 
 
 def plan(cluster: ClusterView, policy: ClusterPolicy, now_s: float) -> ClusterPlan:
-    """Return what the leader of `cluster` writes and orders next, and why."""
     builder = PlanBuilder(cluster, now_s)
     advance_lives(builder)
     end_runs(builder)
@@ -158,7 +157,6 @@ def _tidied(builder: PlanBuilder, job: JobView) -> JobLifecycle:
 
 
 def _reasons(builder: PlanBuilder) -> dict[str, str]:
-    """Return why each job has its slots, or why it waits, and where in the queue."""
     queue = sorted(
         (job for job in builder.jobs.values() if job.life.state is LifeState.QUEUED),
         key=lambda job: (-job.wanted.priority, job.order),
@@ -180,7 +178,6 @@ def _reasons(builder: PlanBuilder) -> dict[str, str]:
 
 
 def _holders(builder: PlanBuilder, job: JobView) -> str:
-    """Return a clause that says which jobs have the slots of the hosts that `job` may use."""
     allocation = builder.allocation
     if builder.waits.get(job.name) or builder.target(job) or allocation.held or allocation.problem:
         return ""  # it does not wait for slots
@@ -223,7 +220,6 @@ def _times_of_host(record: HostAssignment, settings: ClusterRecord) -> Sequence[
 
 
 def _times_of_job(job: JobView, settings: ClusterRecord) -> Sequence[float]:
-    """Return when time limits of `job` end, in seconds since 1970, some of them in the past."""
     life = job.life
     found = [life.not_before_s, *(limit.until_s for limit in life.limits.values())]
     if life.state is LifeState.QUEUED:
@@ -328,7 +324,6 @@ def _hosts(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
 
 
 def _host_change(host: HostView) -> str:
-    """Return the sentence that says that a host offers nothing any more, or offers slots again."""
     if host.offer is None:
         return f"host {host.name} offers nothing any more"
     return f"host {host.name} offers {counted(len(host.offer.numbers), 'slot')} again"
@@ -423,7 +418,6 @@ class _Groups:
         self._parent[self._root(one)] = self._root(other)
 
     def all(self) -> Iterable[list[_Member]]:
-        """Return the groups, each as a list of its members in the order of their adding."""
         found: dict[_Member, list[_Member]] = {}
         for one in self._parent:
             found.setdefault(self._root(one), []).append(one)

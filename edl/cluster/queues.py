@@ -66,7 +66,6 @@ class QueueRequest:
 
     @property
     def limit(self) -> int:
-        """The most slots that are any good to the queue."""
         most = self.usable if self.record.most is None else min(self.usable, self.record.most)
         return max(self.held, most)
 
@@ -101,7 +100,6 @@ def surplus_slots(
 
 
 def check_queue(name: str, queue: QueueRecord) -> None:
-    """Raise a UsageError if a value of the queue called `name` is not allowed."""
     if queue.quota < 0:
         raise UsageError(f"the quota of queue {name} is {queue.quota}; it must be 0 or more slots")
     if not 0 < queue.weight <= MAX_WEIGHT:
@@ -117,7 +115,6 @@ def check_queue(name: str, queue: QueueRecord) -> None:
 
 
 def unknown_queue(cluster: str, queue: str, queues: Collection[str], asks: str = "") -> str:
-    """Return the sentence that says that a cluster has no such queue, and what to do."""
     known = sorted(queues)
     near = known if len(known) <= FEW else nearest(queue, known)
     has = f"; it has {some(list(near))}" if near else ", and no other"
@@ -143,7 +140,6 @@ def _fill(
     bases: Mapping[str, int],
     slots: int,
 ) -> None:
-    """Deal the slots that are left one by one, to the queue that has the fewest for its weight."""
     left = slots - sum(given.values())
 
     def level(name: str) -> tuple[float, str]:
@@ -223,7 +219,6 @@ def queue_statuses(view: ClusterView) -> tuple[QueueStatus, ...]:
 
 
 def finish_time_fairness(jobs: Sequence[JobView], part: int) -> list[float]:
-    """Return the finish-time fairness of each job that has finished, in the order of `jobs`."""
     came_s = _Moments([_submitted_s(job) for job in jobs])
     went_s = _Moments([job.life.ended_s for job in jobs if job.life.ended_s])
     found = []
@@ -240,7 +235,6 @@ def finish_time_fairness(jobs: Sequence[JobView], part: int) -> list[float]:
 
 
 def _submitted_s(job: JobView) -> float:
-    """Return when a job was submitted, in seconds since 1970, by the leader's record of it."""
     return job.life.submitted_s or job.submitted_s
 
 
@@ -252,7 +246,6 @@ class _Moments:
         self._sums = [0.0, *accumulate(self._moments)]
 
     def between(self, first_s: float, last_s: float) -> float:
-        """Return the integral from `first_s` to `last_s`, in seconds times moments."""
         return self._until(last_s) - self._until(first_s)
 
     def _until(self, time_s: float) -> float:
@@ -293,7 +286,6 @@ class QuotaRequest:
 def quota_limits(
     queue: str, jobs: Sequence[QuotaRequest], quota: int
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """Deal out the quota of a queue to its jobs that may not be preempted."""
     left = max(0, quota - sum(max(one.size, one.least) for one in jobs if one.size))
     limits: dict[str, int] = {}
     reasons: dict[str, str] = {}

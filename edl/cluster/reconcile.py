@@ -269,11 +269,9 @@ class PlanBuilder:
         self.times_s: list[float] = []
 
     def live_on(self, job: JobView, life: JobLifecycle) -> None:
-        """Replace the life of `job` in `jobs` by `life`, which has the same state."""
         self.jobs[job.name] = replace(job, life=life)
 
     def change(self, job: JobView, event: LifeEvent, life: JobLifecycle) -> None:
-        """Replace the life of `job` by `life`, and note the change of its state in `changes`."""
         change = JobChange(job.name, event, job.life.state, life.state, life.reason)
         self.changes.append(change)
         self.live_on(job, life)
@@ -334,7 +332,6 @@ class PlanBuilder:
         return ""
 
     def _has_others(self, job: JobView, refusals: Collection[str]) -> bool:
-        """Return whether a start of `job` has failed, and other hosts have room for it."""
         run = job.present_run
         failed = run is not None and run.state is JobState.FAILED
         if job.life.state is not LifeState.STARTING or not (failed or refusals):
@@ -361,7 +358,6 @@ class PlanBuilder:
         return self.allocation.reasons.get(job.name, "")
 
     def is_late_to_stop(self, job: JobView) -> bool:
-        """Return whether `job` has been stopping for `halt_timeout_s` (a setting) or longer."""
         late = self.now_s - job.life.since_s >= self.settings.halt_timeout_s
         return job.life.state is LifeState.HALTING and late
 
@@ -371,7 +367,6 @@ class PlanBuilder:
 
 
 def end_runs(builder: PlanBuilder) -> None:
-    """Tell hosts to end the runs that do not go on there, and free the devices of ended ones."""
     for host, name, entry in builder.table.all_entries():
         job = builder.jobs.get(name)
         if (
@@ -411,7 +406,6 @@ def _why_not_saved(builder: PlanBuilder, job: JobView) -> str | None:
 
 
 def _goes_on(builder: PlanBuilder, job: JobView, entry: JobAssignment) -> bool:
-    """Return whether a run that has devices on a host may go on to use them."""
     life, run = job.life, job.present_run
     if life.run != entry.run or not life.state.has_run:
         return False
@@ -422,7 +416,6 @@ def _goes_on(builder: PlanBuilder, job: JobView, entry: JobAssignment) -> bool:
 
 
 def _is_abandoned(builder: PlanBuilder, job: JobView, host: str, entry: JobAssignment) -> bool:
-    """Return whether a run is to leave a host, and no agent there can say that it has."""
     run = job.present_run
     if run is None or entry.leaving != entry.devices or host in run.agents:
         return False
@@ -435,7 +428,6 @@ def _is_abandoned(builder: PlanBuilder, job: JobView, host: str, entry: JobAssig
 
 
 def advance_lives(builder: PlanBuilder) -> None:
-    """Bring the lives of all jobs in `builder` up to date with users' wishes, runs and hosts."""
     for name in list(builder.jobs):
         if not builder.jobs[name].life.submitted_s:
             _begin(builder, builder.jobs[name])
@@ -460,7 +452,6 @@ def advance_lives(builder: PlanBuilder) -> None:
 
 
 def _begin(builder: PlanBuilder, job: JobView) -> None:
-    """Give `job`, which was just submitted, its first life in `builder`, in the state queued."""
     submitted_s = job.submitted_s or builder.now_s
     life = replace(
         job.life,
@@ -492,7 +483,6 @@ def _happen(builder: PlanBuilder, job: JobView, due: PendingEvent, facts: RunHos
 
 
 def _limits_of_start(builder: PlanBuilder, job: JobView) -> dict[str, HostLimit]:
-    """Return a limit for each host on which a failed start of `job` had too few workers."""
     run = job.present_run
     if run is None:
         return {}
@@ -510,7 +500,6 @@ def _limits_of_start(builder: PlanBuilder, job: JobView) -> dict[str, HostLimit]
 
 
 def _note_idle(builder: PlanBuilder, job: JobView) -> None:
-    """Note since when devices of a run that trains have had no process, and limit the job there."""
     run = job.present_run
     if job.life.state is not LifeState.RUNNING or run is None or run.state.over:
         return
@@ -538,7 +527,6 @@ def _note_idle(builder: PlanBuilder, job: JobView) -> None:
 def _is_idle(
     builder: PlanBuilder, job: JobView, run: RunView, host: str, entry: JobAssignment
 ) -> bool:
-    """Return whether a device of a host that a run has, and keeps, is known to have no process."""
     kept = set(entry.devices) - set(entry.leaving)
     agent, view = run.agents.get(host), builder.cluster.host_named[host]
     if agent is not None:
@@ -572,7 +560,6 @@ class PathRequest(NamedTuple):
 
 
 def ask_about_paths(builder: PlanBuilder) -> None:
-    """Ask each host that takes slots for the paths of all jobs that may get some."""
     cluster = builder.cluster
     jobs = [
         job
@@ -625,7 +612,6 @@ def first_paths(paths: Iterable[str], most_bytes: int) -> tuple[str, ...]:
 def _requests(
     jobs: Iterable[JobView], cluster: ClusterView, nodes: Mapping[str, int]
 ) -> list[PathRequest]:
-    """Return the requests of `jobs`, in the order of their priorities and of submission."""
     rooms: dict[tuple[tuple[str, str], ...], int] = {}  # by labels
     found = []
     for job in sorted(jobs, key=lambda job: (-job.wanted.priority, job.order)):
@@ -640,7 +626,6 @@ def _requests(
 
 
 def _room(job: JobView, cluster: ClusterView, slots: int) -> int:
-    """Return how many slots a job may have, if its queue had no other jobs."""
     if not cluster.queues:
         return slots
     queue = cluster.queues.get(job.manifest.queue, NO_QUEUE)
@@ -672,7 +657,6 @@ def give_back(builder: PlanBuilder) -> None:
 
 
 def take_devices(builder: PlanBuilder) -> None:
-    """Assign free devices to jobs as the policy decided, start waiting jobs, and place runs."""
     for job in list(builder.jobs.values()):
         target, run = builder.target(job), job.present_run
         if job.life.state is LifeState.RUNNING and run is not None and target:
@@ -684,7 +668,6 @@ def take_devices(builder: PlanBuilder) -> None:
 
 
 def _place(builder: PlanBuilder, job: JobView, run: RunView, target: Mapping[str, int]) -> None:
-    """Assign free devices to a run, and order it to use what it may use next."""
     entries = builder.table.entries(job.name, run.token)
     for host, count in target.items():
         entry = entries.get(host)
@@ -712,7 +695,6 @@ def _place(builder: PlanBuilder, job: JobView, run: RunView, target: Mapping[str
 
 
 def _start(builder: PlanBuilder, job: JobView, target: Mapping[str, int]) -> None:
-    """Start a waiting job if all slots that the policy gives it are free, or enough of them."""
     if not job.run_is_over:
         builder.waits[job.name] = "waits until its last run is over"
         return
@@ -752,7 +734,6 @@ def _create(builder: PlanBuilder, job: JobView) -> None:
 
 
 def _gathers(builder: PlanBuilder, job: JobView) -> bool:
-    """Return whether `job` is to wait on until all slots that the policy gives it are free."""
     changed_s = builder.allocation.changed_s.get(job.name, 0.0)
     ends_s = changed_s + builder.settings.gather_s
     builder.times_s.append(ends_s)

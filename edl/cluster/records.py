@@ -167,7 +167,6 @@ class HostedLog(NamedTuple):
 def chosen_logs(
     there: Mapping[str, Collection[str]], of_workers: Mapping[str, str]
 ) -> list[HostedLog]:
-    """Return the logs of a job's workers, in the order of their names."""
     found = [
         HostedLog(name, host)
         for host, names in there.items()
@@ -320,7 +319,6 @@ class HostOffer(Record):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers of the offered devices, one for each slot."""
         return self.devices or tuple(range(self.slots))
 
 
@@ -388,7 +386,6 @@ class JobReport(Record):
 
     @property
     def lives(self) -> bool:
-        """Whether the job's agent or a worker of it lives on the host that reports."""
         return self.agent or bool(self.processes)
 
 
@@ -474,7 +471,6 @@ _PREFIX = "tenant"
 
 
 def secret_word(tenant: str, secret: str) -> str:
-    """Return the one word that a tenant has in its secret file, `tenant:NAME:SECRET`."""
     return f"{_PREFIX}:{tenant}:{secret}"
 
 
@@ -491,7 +487,6 @@ def is_tenant_name(name: str) -> bool:
 
 
 def own_name(tenant: str, name: str) -> str:
-    """Return `name` with the name of its tenant before it, if it does not begin so."""
     return name if name.startswith(f"{tenant}{SEPARATOR}") else f"{tenant}{SEPARATOR}{name}"
 
 

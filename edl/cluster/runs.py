@@ -99,7 +99,6 @@ class RunReader:
         return {name: run for name, (_, run) in self._runs.items() if run is not None}
 
     def _forget_all_but(self, names: Container[str]) -> None:
-        """Forget what was read of jobs whose names are not in `names`."""
         by_job: tuple[dict[str, Any], ...] = (
             *(self._proved, self._opened, self._closed),
             *(self._runs, self._progress, self.unreadable),
@@ -112,7 +111,6 @@ class RunReader:
         self._changed_progress.keep_only(names)
 
     def _due(self, secrets: Mapping[str, str]) -> set[str]:
-        """Return the jobs to read, though no watch on their records has fired."""
         new = {name for name, secret in secrets.items() if self._secret_read(name) != secret}
         now_s = self._clock()
         older = {name for name in self._behind if not self._is_fresh(name, now_s)}
@@ -125,7 +123,6 @@ class RunReader:
         return self._session.read_all("read runs of jobs", reads)
 
     def _read_jobs(self, secrets: Mapping[str, str]) -> None:
-        """Read the runs of jobs, and keep what was found."""
         for name, secret in secrets.items():
             self._runs[name] = secret, None
             self.unreadable.pop(name, None)
@@ -154,7 +151,6 @@ class RunReader:
                 self._progress.pop(name, None)
 
     def _with_progress(self, jobs: list[JobPaths], groups: list[list[Any]]) -> list[list[Any]]:
-        """Return the answers to the reads of each job, with its status and its measurements."""
         now_s = self._clock()
         due = [
             (paths, group)
@@ -194,7 +190,6 @@ class RunReader:
         return [[next(answers) for _ in one] for one in groups]
 
     def _reads(self, paths: JobPaths) -> list[Read]:
-        """Return the reads of a job's nodes, but for its agents and its progress, in order."""
         wake = self._changed_jobs.wake(paths.name)
         return [
             get(paths.job, wake),
@@ -233,7 +228,6 @@ class RunReader:
         return [name for name, mark in marks.items() if self._opened.get(name) == mark]
 
     def _watch_absent(self, jobs: Mapping[str, Any]) -> None:
-        """Watch the roots of jobs that could not be read, for only `exists` watches such a node."""
         wakes = map(self._changed_jobs.wake, jobs)
         roots = (JobPaths(name).root for name in jobs)
         stats = self._read(*(exists(*one) for one in zip(roots, wakes, strict=True)))
@@ -244,7 +238,6 @@ class RunReader:
 def _records(
     paths: JobPaths, answers: list[Any], asked: list[Read], agents: list[Any]
 ) -> RunRecords | None:
-    """Return the records of a run from the answers to the reads of its job's nodes."""
     if answers is CLOSED or agents is CLOSED:
         raise CoordinationError("a node is closed to the job's own secret")
     job, runs, assigned, desired, generation, _, status, learned = answers
@@ -276,7 +269,6 @@ def cluster_view(
     unread: Mapping[str, str] = MappingProxyType({}),
     views: JobViews | None = None,
 ) -> ClusterView:
-    """Return the jobs, hosts and settings of a cluster as the plan reads them, put together."""
     jobs, of = [], job_view if views is None else views.of
     for job in snapshot.jobs:
         why = unreadable.get(job.name, "")
@@ -300,7 +292,6 @@ def cluster_view(
 
 
 def job_view(job: StoredJob, run: RunRecords | None, kept: MeasuredThroughput) -> JobView:
-    """Return a job as a plan reads it."""
     if run is None and kept == NOTHING_MEASURED:
         return job.view
     _, measured = measurements(kept, run, job.order)
@@ -325,7 +316,6 @@ class JobViews:
 
 
 def _unreadable_view(job: StoredJob, hosts: Iterable[HostView], why: str) -> JobView:
-    """Return a job of which the records of the run cannot be read, as a plan reads it."""
     # It seems to go on with the devices that hosts have for it. To stop, it has no run: its hosts
     # end its processes.
     life, run = job.view.life, None
@@ -339,7 +329,6 @@ def _unreadable_view(job: StoredJob, hosts: Iterable[HostView], why: str) -> Job
 
 
 def _unread_view(job: JobView, hosts: Iterable[HostView], why: str) -> JobView:
-    """Return a job whose run was not read now, though it may be readable, as a plan reads it."""
     # It seems to go on with all its devices, also those that it may have given back.
     life, run = job.life, None
     if life.state.has_run:
@@ -355,7 +344,6 @@ def _unread_view(job: JobView, hosts: Iterable[HostView], why: str) -> JobView:
 
 
 def _entries(job: JobView, hosts: Iterable[HostView]) -> dict[str, JobAssignment]:
-    """Return what `hosts` have for the run that the record of `job` names, by host."""
     entries = {host.name: host.assigned.jobs.get(job.name) for host in hosts}
     run = job.life.run
     return {host: one for host, one in entries.items() if one is not None and one.run == run}
@@ -404,22 +392,18 @@ class _Group:
 
     @property
     def unreadable(self) -> Mapping[str, str]:
-        """Job -> why the records of its run could not be read last."""
         return {} if self._reader is None else self._reader.unreadable
 
     @property
     def is_connected(self) -> bool:
-        """Whether the session is open and has a connection to ZooKeeper now."""
         return self.session is not None and self.session.connected
 
     def add(self, job: str) -> None:
-        """Put a job into the group, which then catches up before it is used."""
         self.jobs.add(job)
         self.proved += 1
         self.is_behind = True  # a former run of this name may have been written in another session
 
     def open(self) -> FencedSession:
-        """Return the session, in which all is seen that was written before."""
         if self.session is None:
             self.session = self._connect()
         elif self.is_behind:
@@ -428,7 +412,6 @@ class _Group:
         return self.session
 
     def read(self, secrets: Mapping[str, str], progress_s: float) -> dict[str, RunRecords]:
-        """Return the runs of the jobs of the group, none if ZooKeeper does not answer."""
         # not waited for: it had no connection at the last read, and has none now
         if self.session is not None and self.error is not None and not self.is_connected:
             return {}
@@ -478,7 +461,6 @@ class RunSessions:
         return [group.session for group in self._groups if group.session is not None]
 
     def session_of(self, job: str) -> FencedSession:
-        """Return the session in which the runs of `job` are read and written."""
         group = self._group_of.get(job) or self._add(job)
         try:
             return group.open()
@@ -528,13 +510,11 @@ class RunSessions:
         return {name: run for found in answers for name, run in found.items()}
 
     def _is_lost(self, group: _Group) -> bool:
-        """Return whether the jobs of `group`, which fails, are to be read in another session."""
         if group.error is None or group.is_connected:
             return False
         return group.session is None or self._clock() - group.failed_s >= MOVE_S
 
     def _move(self, group: _Group) -> _Group | None:
-        """Move the jobs of `group`, which fails, to another one, and close it."""
         if group.session is None:
             self._note_refused()
         target = self._roomiest()
@@ -589,7 +569,6 @@ class RunSessions:
             newest.add(job)
 
     def _note_errors(self) -> None:
-        """Set what could not be read, and say it if that begins or ends."""
         errors = [group.error for group in self._groups if group.error is not None]
         if errors and len(errors) == len(self._groups):
             raise errors[0].with_traceback(None)  # it may have been raised before
@@ -609,7 +588,6 @@ class RunSessions:
             self._say("all jobs can be read again")
 
     def _add(self, job: str) -> _Group:
-        """Put a job into the newest group, or a new one if that has proved enough secrets."""
         group = self._groups[-1] if self._groups else None
         if group is None or group.error is not None or group.proved >= self._most_jobs:
             # While no other session can be opened, it is put where the fewest secrets were proved.

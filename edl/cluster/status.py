@@ -92,7 +92,6 @@ def cluster_status(
     zookeeper: str,
     fleet: str = "",
 ) -> ClusterStatus:
-    """Return the status of a cluster, as `edl cluster status` prints it."""
     hosts = tuple(_host_status(host) for host in view.hosts)
     states = Counter(str(job.life.state) for job in view.jobs)
     return ClusterStatus(
@@ -115,7 +114,6 @@ def cluster_status(
 
 
 def job_plans(view: ClusterView, found: ClusterPlan) -> tuple[JobPlan, ...]:
-    """Return the slots of each job of `view` now and by the plan `found`, with the reason."""
     targets = (found.allocation or view.allocation).targets
     return tuple(
         JobPlan(
@@ -146,7 +144,6 @@ def with_new_decision(view: ClusterView) -> ClusterView:
 
 
 def with_new_host(view: ClusterView, slots: int, labels: Mapping[str, str]) -> ClusterView:
-    """Return a copy of `view` with one more host, which has no jobs and a new name ("new")."""
     name, number = "new", 1
     while name in view.host_named:
         number += 1
@@ -324,7 +321,6 @@ class SchedulerHints(Record):
 
 
 def scheduler_hints(job: JobView, now_s: float) -> SchedulerHints:
-    """Return what is known of `job` for a scheduler outside of edl."""
     sizes, model, measured = job.manifest.allowed_sizes, live_model(job, now_s), job.measured
     noise = measured.noise_scale
     return SchedulerHints(
@@ -341,7 +337,6 @@ def scheduler_hints(job: JobView, now_s: float) -> SchedulerHints:
 
 
 def _sched_hints(job: JobView, model: LiveModel) -> SchedHints:
-    """Return what AdaptDL's jobs tell their scheduler, of `job` with its `model`."""
     batch, limit = model.smallest_batch, job.manifest.batch
     measured = [
         one.workers
@@ -370,7 +365,6 @@ def grad_params(noise_scale: float | None, batch: int) -> GradParams | None:
 
 
 def perf_params(fitted: StepTime) -> PerfParams:
-    """Return the parameters of a model of a step's time under the names of AdaptDL."""
     return PerfParams(
         alpha_c=fitted.compute_s,
         beta_c=fitted.each_sample_s,

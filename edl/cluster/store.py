@@ -138,7 +138,6 @@ class HostRegistration:
         self._reported: bytes | None = None
 
     def register(self, offer: HostOffer, is_dead: Callable[[HostOwner], bool]) -> None:
-        """Make this process the owner of the host, and offer the host while this session lasts."""
         self._nodes.check_session()
         for _ in range(ATTEMPTS):
             mine, offered = self._nodes.read(get(self._path), get(self._offer))
@@ -160,7 +159,6 @@ class HostRegistration:
         raise self._nodes.changed_too_often(self._path)
 
     def assigned(self, wake: OnChange = None) -> tuple[HostAssignment, int]:
-        """Return what is assigned to the host, and the version of the node that says so."""
         path = self._nodes.paths.assigned(self.host)
         answer = self._nodes.read(get(path, wake))[0]
         if answer is None:
@@ -205,7 +203,6 @@ class HostRegistration:
                 raise self._lost() from refused
 
     def _check_owner(self, owner: HostOwner, is_dead: Callable[[HostOwner], bool]) -> None:
-        """Raise a UsageError if `owner`, which offers the host, is not known to be dead."""
         if owner.token != self.owner.token and not is_dead(owner):
             raise UsageError(
                 f"host {self.host} of {self._nodes.what} is offered by {owner}; end that `edl "
@@ -219,7 +216,6 @@ class HostRegistration:
         version: int | None,
         stale: int | None,
     ) -> None:
-        """Add to `transaction` the writes that make this process own and offer the host."""
         paths, mine = self._nodes.paths, encode(self.owner.to_json())
         if version is None:
             transaction.create(self._path, mine)
@@ -232,7 +228,6 @@ class HostRegistration:
         transaction.create(self._offer, encode(offer.to_json()), ephemeral=True)
 
     def _lost(self) -> CoordinationError:
-        """Return the error for a write of this process that was refused, which names the owner."""
         answer = self._nodes.read(get(self._path))[0]
         if answer is None:
             return self._unregistered()
@@ -271,7 +266,6 @@ class WorkQueue:
 
     @property
     def has_names(self) -> bool:
-        """Whether `take` would return a name now."""
         return bool(self._names)
 
     def wake(self, name: str) -> Callable[[], None]:
@@ -283,7 +277,6 @@ class WorkQueue:
             return found
 
     def take(self) -> set[str]:
-        """Return the names of the jobs that have changed since the last call."""
         with self._lock:
             found, self._names = self._names, set()
             return found
@@ -303,7 +296,6 @@ class WorkQueue:
             raise
 
     def keep_only(self, names: Container[str]) -> None:
-        """Forget the jobs whose names are not in `names`."""
         with self._lock:
             self._names = {name for name in self._names if name in names}
             if any(name not in names for name in self._wakes):
@@ -332,7 +324,6 @@ class ClusterLeader:
         self._paths = nodes.paths
 
     def election(self, candidate: str, about: Mapping[str, Any]) -> Election:
-        """Return the election of the cluster's leader, in which a controller is the candidate."""
         self._nodes.check_session()
         return Election(
             self._nodes.session,
@@ -344,7 +335,6 @@ class ClusterLeader:
         )
 
     def controllers(self) -> list[str]:
-        """Return the names of the controllers that stand for election, the leader first."""
         self._nodes.check_administrator("see the controllers")
         names = self._nodes.read(children(self._paths.election))[0]
         if names is None:
@@ -360,7 +350,6 @@ class ClusterLeader:
         return JobReasons() if found is None else found
 
     def leases(self) -> tuple[LeaseTable, int]:
-        """Read and return the record of the leases, and the version of its node."""
         path = self._paths.leases
         answer = self._nodes.read(get(path))[0]
         if answer is None:
@@ -422,7 +411,6 @@ class ClusterSecrets:
         raise self._nodes.changed_too_often(path)
 
     def delete(self, name: str) -> None:
-        """Remove the secret called `name`."""
         self._nodes.check_session()
         path, event = self._paths.user_secret(name), self._event(f"the secret {name} was deleted")
 
@@ -440,7 +428,6 @@ class ClusterSecrets:
         raise UsageError(self.unknown(name, names))
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of all secrets, sorted."""
         return tuple(sorted(self._nodes.read(children(self._paths.secrets))[0] or ()))
 
     def list(self) -> tuple[SecretStatus, ...]:
@@ -456,7 +443,6 @@ class ClusterSecrets:
         return {name: self._unsealed(name, stored) for name, stored in found.items()}
 
     def unknown(self, name: str, names: Iterable[str], asks: str = "") -> str:
-        """Return the sentence that says that there is no secret called `name`, and what to do."""
         known = sorted(names)
         what = f"{self._nodes.what} has no secret {name!r}{asks}"
         hint = f"; give it one with `edl secret set {name}`" if asks else ""
@@ -474,7 +460,6 @@ class ClusterSecrets:
         return derived(access.secret, "secrets", self._paths.name)
 
     def _read(self, names: Iterable[str]) -> dict[str, StoredSecret]:
-        """Return the records of the secrets called `names` that exist, by name."""
         paths = {name: self._paths.user_secret(name) for name in names}
         answers = self._nodes.read(*(get(path) for path in paths.values()))
         pairs = zip(paths.items(), answers, strict=True)
@@ -531,7 +516,6 @@ class ClusterSecrets:
 
 
 def _check_content(name: str, content: bytes) -> None:
-    """Raise a UsageError if `content` cannot be that of the secret called `name`."""
     if not content:
         raise UsageError(f"the secret {name} would be empty; give its value")
     if len(content) > MAX_BYTES:
@@ -635,7 +619,6 @@ class JobReader:
         self._optional: dict[str, OptionalNodes] = {}  # by job
 
     def read(self, names: Iterable[str]) -> tuple[StoredJob, ...]:
-        """Read the jobs called `names` that exist, and return them in the order of submission."""
         return tuple(sorted(self._read_jobs(names, None), key=lambda job: job.order))
 
     def watched(self, names: Sequence[str]) -> tuple[StoredJob, ...]:
@@ -652,7 +635,6 @@ class JobReader:
     def _read_jobs(
         self, names: Iterable[str], wake_of: Callable[[str], Callable[[], None]] | None
     ) -> list[StoredJob]:
-        """Return the jobs called `names` that exist, in any order."""
         found: list[StoredJob] = []
         rest = sorted(names)
         for _ in range(PASSES):
@@ -680,7 +662,6 @@ class JobReader:
     def secrets_and_measured(
         self, jobs: Iterable[str], watch: bool = True
     ) -> tuple[dict[str, str], dict[str, MeasuredThroughput]]:
-        """Return the secrets of the runs of `jobs`, and what former runs have measured."""
         names = list(jobs)
         if not watch:
             found = self._read_optional(names, None)
@@ -703,7 +684,6 @@ class JobReader:
     def _read_optional(
         self, names: Sequence[str], wake_of: Callable[[str], Callable[[], None]] | None
     ) -> dict[str, OptionalNodes]:
-        """Return the secrets of jobs, and what their former runs have measured, by job."""
         wakes = {name: None if wake_of is None else wake_of(name) for name in names}
         reads = [children(self.paths.job(name), wakes[name]) for name in names]
         answers = zip(names, self.nodes.read(*reads), strict=True)
@@ -733,12 +713,10 @@ class JobReader:
 
 
 def in_threes(answers: Sequence[Any]) -> Iterator[Answers]:
-    """Yield the first three of `answers`, the next three, and so on."""
     return zip(answers[::3], answers[1::3], answers[2::3], strict=True)
 
 
 def _stored_job(name: str, paths: Sequence[str], answers: Sequence[Any]) -> StoredJob:
-    """Return the job `name` from the answers to the reads of its nodes."""
     manifest, wanted, life = answers
     return StoredJob(
         name,
@@ -764,14 +742,12 @@ class ClusterHosts:
         self._events = events
 
     def list(self) -> tuple[HostView, ...]:
-        """Return the hosts of the cluster, in the order of their names."""
         names = self._nodes.read(children(self._paths.hosts))[0]
         if names is None:
             raise self._nodes.unknown()
         return self.read(names)
 
     def read(self, names: Iterable[str], wake: OnChange = None) -> tuple[HostView, ...]:
-        """Return the hosts called `names` that exist, sorted by name."""
         p, known = self._paths, sorted(names)
         parts = [(p.assigned(name), p.report(name)) for name in known]
         reads = (
@@ -843,7 +819,6 @@ class ClusterHosts:
 
 
 def _known_hosts(host: str, names: Sequence[str]) -> str:
-    """Return the end of an error message about `host`, which the cluster does not have."""
     if not names:
         return "; start one with `edl host`"
     if len(names) <= FEW:
@@ -858,7 +833,6 @@ def _known_hosts(host: str, names: Sequence[str]) -> str:
 
 
 def check_submission(job: StoredJob, submitted_s: float) -> None:
-    """Raise an UnknownJob if `job` was submitted at another time than `submitted_s`."""
     if job.submitted_s != submitted_s:
         raise UnknownJob(job.name, (job.name,))
 
@@ -873,29 +847,24 @@ class ClusterJobs:
     # --- reading
 
     def list(self) -> tuple[StoredJob, ...]:
-        """Read the jobs of the cluster, ended ones too, in the order of submission."""
         names = self._nodes.read(children(self._paths.jobs))[0]
         if names is None:
             raise self._nodes.unknown()
         return self._reader.read(names)
 
     def get(self, name: str) -> StoredJob:
-        """Read the job called `name`, which may have ended, and return it."""
         found = self._reader.read([name])
         if not found:
             raise self._nodes.unknown_job(name)
         return found[0]
 
     def has(self, name: str) -> bool:
-        """Return whether the cluster has a job called `name`, also an ended one."""
         return self._nodes.read(exists(self._paths.manifest(name)))[0] is not None
 
     def full_name(self, job: str) -> str:
-        """Return the name under which the cluster has the job that a user calls `job`."""
         return job
 
     def log_access(self, job: str) -> Access:
-        """Return the name and the secret that sign requests for the logs of `job`."""
         access = self._nodes.session.access
         assert access is not None
         return access
@@ -909,18 +878,14 @@ class ClusterJobs:
     def secrets_and_measured(
         self, jobs: Iterable[str], watch: bool = True
     ) -> tuple[dict[str, str], dict[str, MeasuredThroughput]]:
-        """Return the secrets of the runs of `jobs`, and what former runs have measured."""
         return self._reader.secrets_and_measured(jobs, watch)
 
     # --- what users want
 
     def change_wanted(self, job: str, change: Callable[[Wanted], Wanted]) -> Wanted:
-        """Change what users want of `job`, log it, and return what is wanted afterwards."""
         return self._change_wanted(job, lambda before, _: change(before))
 
     def delete(self, job: str, submitted_s: float | None = None) -> Wanted:
-        """Let `job` end for good or, if it has ended, let its records be removed."""
-
         # Without `submitted_s`, a repeated call removes the records of the job that the first one
         # has ended, or ends another job that has got its name.
         def change(before: Wanted, life: JobLifecycle) -> Wanted:
@@ -931,7 +896,6 @@ class ClusterJobs:
         return self._change_wanted(job, change)
 
     def _change_wanted(self, job: str, change: Callable[[Wanted, JobLifecycle], Wanted]) -> Wanted:
-        """Change what users want of `job`, as `change_wanted` does."""
         wanted, life = self._paths.wanted(job), self._paths.life(job)
 
         def changed(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], ClusterEvent]:
@@ -971,7 +935,6 @@ class ClusterQueues:
         return self.read(self._nodes.read(children(self._paths.queues))[0] or ())
 
     def read(self, names: Iterable[str], wake: OnChange = None) -> dict[str, QueueRecord]:
-        """Return the queues called `names` that exist, by name, sorted."""
         paths = {name: self._paths.queue(name) for name in sorted(names)}
         if not paths:
             return {}
@@ -983,7 +946,6 @@ class ClusterQueues:
         }
 
     def change(self, name: str, change: Callable[[QueueRecord], QueueRecord]) -> QueueRecord:
-        """Change the queue called `name`, which is created if there is none, and log it."""
         self._nodes.check_session()
         path = self._paths.queue(name)
         for _ in range(ATTEMPTS):
@@ -1083,13 +1045,11 @@ def signing_key(cluster: str, tenant: str, secret: str) -> str:
 
 
 def readable(access: Access, identity: str, create: bool = False) -> list[ACL]:
-    """Return the ACL of a node that a tenant can read."""
     rights = Permissions.READ | (Permissions.CREATE if create else 0)
     return [*access.acl, ACL(rights, Id("digest", identity))]
 
 
 def whole_acl(identity: str) -> list[ACL]:
-    """Return the ACL with which a tenant makes nodes for controllers, whose secret it lacks."""
     return [ACL(Permissions.ALL, Id("digest", identity))]
 
 
@@ -1110,7 +1070,6 @@ class ClusterTenants:
         self._secrets = secrets
 
     def create(self, name: str) -> str:
-        """Make a tenant, and return the word for its secret file, which only this call tells."""
         self._nodes.check_session()
         if not is_tenant_name(name):
             raise UsageError(f"{name!r} cannot be the name of a tenant: {SHOWN}")
@@ -1152,7 +1111,6 @@ class ClusterTenants:
         return secret_word(name, secret)
 
     def _check_free(self, name: str) -> None:
-        """Raise a UsageError if there is a tenant `name`, or what is left of a removed one."""
         about = self._all().get(name)
         if about is not None and about.revoked:
             raise UsageError(
@@ -1166,7 +1124,6 @@ class ClusterTenants:
             )
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of all tenants, sorted."""
         return tuple(self.records())
 
     def records(self, wake: OnChange = None) -> dict[str, TenantRecord]:
@@ -1174,7 +1131,6 @@ class ClusterTenants:
         return {name: about for name, about in self._all(wake).items() if not about.revoked}
 
     def _all(self, wake: OnChange = None) -> dict[str, TenantRecord]:
-        """Return the records of all tenants by name, sorted, those of removed ones included."""
         names = sorted(self._nodes.read(children(self._paths.tenants, wake))[0] or ())
         paths = {name: self._paths.tenant(name) for name in names}
         if not paths:
@@ -1211,7 +1167,6 @@ class ClusterTenants:
             return 0
 
     def _revoke(self, name: str, about: TenantRecord) -> None:
-        """Mark a tenant, with the record `about`, as removed, and remove what it reads."""
         p = self._paths
         event = self._events.new(ClusterEventKind.TENANT, f"tenant {name} was removed")
 
@@ -1229,7 +1184,6 @@ class ClusterTenants:
             ) from refused
 
     def _clean(self, name: str) -> int:
-        """Close the inbox of a removed tenant, and remove it as far as possible."""
         inbox, access = self._paths.inbox(name), self._access
         self._nodes.session.call(
             f"close the inbox of tenant {name}", lambda c: c.set_acls_async(inbox, access.acl)
@@ -1258,7 +1212,6 @@ class ClusterTenants:
         self._nodes.session.transact(f"remove tenant {name}", build)
 
     def _check_gone(self, name: str) -> None:
-        """Raise a UsageError if the tenant `name` has jobs, ended ones included, or more."""
         # It can read the records and secrets of its jobs, and a later tenant of the name would have
         # its secrets.
         jobs = [job for job in self._jobs.list() if tenant_of(job.name, {name})]
@@ -1284,7 +1237,6 @@ class ClusterTenants:
 
     @property
     def _access(self) -> Access:
-        """The name and the secret of the cluster."""
         access = self._nodes.session.access
         assert access is not None
         return access

@@ -117,7 +117,6 @@ class _Submission:
         self._queue = ""  # the path of its node, in a cluster that has queues
 
     def is_known(self) -> bool:
-        """Return whether the job was submitted with this key, and its records still exist."""
         nodes, p = self._store.nodes, self._store.paths
         answer = nodes.read(get(self._key))[0]
         if answer is None:
@@ -160,7 +159,6 @@ class _Submission:
         return _Ended(life[1].version, key if nodes.read(exists(key))[0] else "")
 
     def check_secrets(self) -> None:
-        """Raise a UsageError if the cluster has not got a secret for which the manifest asks."""
         if not self._manifest.secrets:
             return
         secrets = self._store.secrets
@@ -171,7 +169,6 @@ class _Submission:
                 raise UsageError(secrets.unknown(name, known, asks))
 
     def check_queue(self) -> None:
-        """Raise a UsageError if the cluster has queues, and none that the manifest names."""
         queues, name = self._store.queues.records(), self._manifest.queue
         self._queue = self._store.paths.queue(name) if queues else ""
         if queues and name not in queues:
@@ -179,7 +176,6 @@ class _Submission:
             raise UsageError(unknown_queue(self._store.nodes.what, name, queues, asks))
 
     def check_owner(self) -> None:
-        """Raise a UsageError if the job has the name of a tenant's, and is none."""
         tenant, dot, _ = self._name.partition(SEPARATOR)
         if self._owner is not None or not dot or not is_tenant_name(tenant):
             return
@@ -190,7 +186,6 @@ class _Submission:
             )
 
     def _check_size(self, jobs: int) -> None:
-        """Raise a UsageError if the manifest is too large for a cluster that has so many `jobs`."""
         # So all manifests together leave room in the memory of ZooKeeper.
         size = len(encode(self._manifest.to_json()))
         most = max(SMALL_BYTES, SHARED_BYTES // (jobs + 1))
@@ -260,19 +255,16 @@ class TenantNodes(ClusterNodes):
         self.tenant = tenant
 
     def view(self) -> TenantView:
-        """Read and return what the leader tells the tenant."""
         path = self.paths.tenant_view(self.tenant)
         return TenantView.from_json(content(path, self.read(get(path))[0]))
 
     def check_administrator(self, what: str) -> None:
-        """Raise the error that only the administrator may do `what`."""
         raise UsageError(
             f"tenant {self.tenant} may not {what}; that needs the secret of the cluster, which its "
             "administrator has"
         )
 
     def check_session(self) -> None:
-        """Raise the error that only the administrator may do this."""
         raise UsageError(
             f"tenant {self.tenant} may not do this; it needs the secret of {self.what}, which its "
             "administrator has"
@@ -292,7 +284,6 @@ class TenantJobs(ClusterJobs):
     # --- reading
 
     def list(self) -> tuple[StoredJob, ...]:
-        """Read the jobs of the tenant, and return them in the order of submission."""
         return self._reader.read(self._names())
 
     def get(self, name: str) -> StoredJob:
@@ -304,19 +295,16 @@ class TenantJobs(ClusterJobs):
         return found[0]
 
     def has(self, name: str) -> bool:
-        """Return whether the tenant has a job called `name`, also an ended one."""
         return self.full_name(name) in self._names()
 
     def full_name(self, job: str) -> str:
         return own_name(self._tenant, job)
 
     def log_access(self, job: str) -> Access:
-        """Return the job and its secret, which sign requests for the logs of the job."""
         name = self.full_name(job)
         return Access(name, self.secret(name) or "")
 
     def secret(self, job: str) -> str | None:
-        """Return the secret of the runs of `job`."""
         return super().secret(self.full_name(job))
 
     def secrets_and_measured(
@@ -332,7 +320,6 @@ class TenantJobs(ClusterJobs):
     # --- asking
 
     def submit(self, manifest: JobManifest, key: str | None = None) -> str:
-        """Ask the leader to submit a job, and return the full name of the job."""
         if key is not None and not key.strip():
             raise UsageError("the key is empty; choose a text that no other submission has")
         asked = checked_manifest(manifest).to_json()
@@ -407,7 +394,6 @@ class TenantHosts(ClusterHosts):
         self._view = nodes.view
 
     def list(self) -> tuple[HostView, ...]:
-        """Return the hosts that serve logs, with nothing but their names and addresses."""
         return tuple(
             HostView(name, HostOffer(0, address=address, port=port))
             for name, (address, port) in sorted(self._view().hosts.items())
@@ -422,7 +408,6 @@ class TenantLeader(ClusterLeader):
         self._view = nodes.view
 
     def reasons(self) -> JobReasons:
-        """Return what the leader says of the tenant's jobs."""
         view = self._view()
         return JobReasons(view.at_s, view.reasons, view.surplus)
 
@@ -451,7 +436,6 @@ class TenantStore(ClusterStore):
 def open_tenant_store(
     session: Session, cluster: str | None, tenant: str, secret: str
 ) -> TenantStore:
-    """Prove the secret of a tenant in `session`, and return what the tenant may read and ask."""
     names = cluster_names(session)
     if cluster is not None and cluster not in names:
         raise UnknownCluster(cluster, names)

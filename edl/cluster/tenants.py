@@ -86,7 +86,6 @@ class TenantRequest(Record):
         return replace(self, signature=self._mac(key, tenant))
 
     def is_signed(self, key: str, tenant: str) -> bool:
-        """Return whether the signature is that of `tenant`, by `key`, of just this request."""
         given = self.signature.encode(errors="backslashreplace")  # JSON may have lone surrogates
         return hmac.compare_digest(given, self._mac(key, tenant).encode())
 
@@ -160,12 +159,10 @@ class RequestRate:
 
     @property
     def is_reached(self) -> bool:
-        """Whether the tenant may have nothing more carried out in this minute."""
         return self.count >= MAX_A_MINUTE
 
     @property
     def ends_s(self) -> float:
-        """When the minute ends, in seconds since 1970."""
         return self.began_s + _MINUTE_S
 
 

@@ -151,7 +151,6 @@ class PathCheck:
     unknown: Mapping[str, str] = field(default_factory=dict)
 
     def allows(self, host: str) -> bool:
-        """Return whether `host` is not known to lack anything, and has said so."""
         return host not in self.lacking and host not in self.unknown
 
     @property
@@ -161,7 +160,6 @@ class PathCheck:
 
     @property
     def told(self) -> str:
-        """A clause that says which hosts lack what, or have not looked for it yet."""
         unknown = _clause(self.unknown, "has", "have", "not looked yet for ")
         return "; ".join(one for one in (self.lacks, unknown) if one)
 
@@ -201,7 +199,6 @@ class PathChecks:
 
 
 def path_bytes(paths: Iterable[str]) -> int:
-    """Return how many bytes `paths` have in the record with which a host is asked for them."""
     return sum(len(json.dumps(path)) + 1 for path in paths)  # with a comma
 
 
@@ -216,7 +213,6 @@ def too_long_for_a_question(paths: Collection[str]) -> str:
 
 
 def _clause(found: Mapping[str, str], one: str, many: str, between: str) -> str:
-    """Return a clause that names the hosts of `found` with what is wrong there."""
     hosts: dict[str, list[str]] = {}
     for host in sorted(found):
         hosts.setdefault(found[host], []).append(host)
@@ -247,7 +243,6 @@ class AgentView:
     why: str = ""  # why, of one of these slots
 
     def is_useless(self, slots: int) -> bool:
-        """Return whether no worker can live in any of `slots` slots."""
         return 0 < slots <= self.disabled + self.failing
 
 
@@ -274,7 +269,6 @@ class RunView:
 
     @property
     def lacks_workers(self) -> bool:
-        """Whether the run is to have fewer workers on a host than it may use devices there."""
         if self.workers is None:
             return False
         here = [(h, one.disabled) for h, one in self.agents.items() if not one.leaving]
@@ -285,12 +279,10 @@ class RunView:
         )
 
     def busy(self, host: str) -> frozenset[int]:
-        """Return the devices of `host` that processes of the run use, by its agent's record."""
         agent = self.agents.get(host)
         return agent.busy if agent else frozenset()
 
     def uses(self, host: str, device: int) -> bool:
-        """Return whether the run may still use `device` of `host`, as far as is known."""
         agent = self.agents.get(host)
         # Silence frees nothing: without its agent's record the run may still use the device.
         if agent is None or device in self.devices.get(host, ()):
@@ -353,13 +345,11 @@ class JobView:
 
     @property
     def run_is_foreign(self) -> bool:
-        """Whether somebody has started an ordinary job of the same name, which is not over."""
         run = self.run
         return run is not None and not run.state.over and not is_token_of(run.token, self.order)
 
     @property
     def wants_slots(self) -> bool:
-        """Whether a user wants the job to run, and it is neither halted nor ended."""
         state = self.life.state
         return self.wanted.goal is Goal.RUN and state not in (LifeState.HALTED, LifeState.ENDED)
 
@@ -377,7 +367,6 @@ class JobView:
 
     @property
     def min_slots(self) -> int:
-        """The smallest number of slots with which the job may train, by its manifest."""
         sizes = self.manifest.allowed_sizes
         return sizes.above(sizes.min_np) or sizes.min_np
 
@@ -399,7 +388,6 @@ class HostView:
 
     @property
     def takes_slots(self) -> bool:
-        """Whether the host offers slots, is to keep them, and writes records of this format."""
         offer = self.offer
         if offer is None or self.drained or offer.leaves or not self.lease_holds:
             return False
@@ -413,7 +401,6 @@ class HostView:
         return self.offer is None and silent_s > 0 and now_s - silent_s >= after_s
 
     def reports_none(self, job: str) -> bool:
-        """Return whether the host offers slots, and reports no living process of `job`."""
         # A report about an older assignment may be from before `edl host` knew of the run.
         if self.offer is None or self.report is None or self.report.version < self.version:
             return False
@@ -422,7 +409,6 @@ class HostView:
         return found is None or not found.lives
 
     def reports_no_start(self, job: str, run: str) -> bool:
-        """Return whether the host reports why it has no agent of a run, and offers slots."""
         found = self.report.jobs.get(job) if self.offer is not None and self.report else None
         if found is None or found.run != run or found.lives:
             return False
@@ -435,7 +421,6 @@ class HostView:
         return found.reason or "its agent ends at once" if found is not None and refused else ""
 
     def reports_end(self, job: str) -> bool:
-        """Return whether the host reports that no process lives of a run that ended there."""
         entry, report = self.assigned.jobs.get(job), self.report
         # A report about an older assignment does not know that the run ends.
         if entry is None or not entry.ends or report is None or report.version < entry.ends:
@@ -466,21 +451,17 @@ class ClusterView:
 
     @cached_property
     def by_name(self) -> Mapping[str, JobView]:
-        """The jobs of the cluster by name, in the order of submission."""
         return {job.name: job for job in self.jobs}
 
     @cached_property
     def path_checks(self) -> PathChecks:
-        """What the hosts have said of the paths that jobs need."""
         return PathChecks(self.hosts)
 
     @cached_property
     def host_named(self) -> Mapping[str, HostView]:
-        """The hosts of the cluster by name, also those that offer nothing now."""
         return {host.name: host for host in self.hosts}
 
     def is_closed_to(self, host: str, job: str) -> bool:
-        """Return whether `job` is a tenant's, and `host` names no user for that tenant."""
         tenant, offer = tenant_of(job, self.tenants), self.host_named[host].offer
         return bool(tenant) and (offer is None or not {tenant, ""} & set(offer.tenants))
 
@@ -530,7 +511,6 @@ class DeviceTable:
     # --- what is so
 
     def of_job(self, job: str) -> dict[str, JobAssignment]:
-        """Return the run and devices of `job` on each host, also those of its former runs."""
         return {host: self._jobs[host][job] for host in sorted(self._hosts_of.get(job, ()))}
 
     def entries(self, job: str, run: str) -> dict[str, JobAssignment]:
@@ -548,12 +528,10 @@ class DeviceTable:
                 yield host, job, entry
 
     def blocked(self, job: str, run: str) -> set[str]:
-        """Return the hosts on which another run of `job`, or one told to end, still has devices."""
         entries = self.of_job(job).items()
         return {host for host, entry in entries if entry.run != run or entry.ends}
 
     def free(self, host: str) -> list[int]:
-        """Return the devices of `host` that belong to no run and may be given, ascending."""
         view = self.hosts.get(host)
         if view is None or view.offer is None or not view.takes_slots:
             return []
@@ -561,7 +539,6 @@ class DeviceTable:
         return sorted(set(view.offer.numbers) - taken)
 
     def stuck(self, host: str, after_s: float) -> int:
-        """Return how many devices of `host` should have been given back `after_s` seconds ago."""
         offer = self.hosts[host].offer
         late = [e for e in self._jobs[host].values() if self.now_s - e.changed_s >= after_s]
         devices = {
@@ -570,7 +547,6 @@ class DeviceTable:
         return len(devices if offer is None else devices.intersection(offer.numbers))
 
     def capacity(self, host: str, after_s: float) -> int:
-        """Return how many slots of `host` a policy can count on."""
         offer = self.hosts[host].offer
         if offer is not None:
             return max(0, len(offer.numbers) - self.stuck(host, after_s))
@@ -580,7 +556,6 @@ class DeviceTable:
     # --- what is changed
 
     def give(self, host: str, job: str, run: str, count: int) -> None:
-        """Assign up to `count` free devices of `host` to a run, the lowest numbers first."""
         devices = self.free(host)[:count]
         if devices and host not in self.blocked(job, run):
             entry = self._jobs[host].get(job, JobAssignment(run))
@@ -588,7 +563,6 @@ class DeviceTable:
             self._put(host, job, replace(entry, devices=both))
 
     def reclaim(self, host: str, job: str, count: int, run: RunView) -> None:
-        """Keep `count` devices of a run on a host, and mark all others as to be given back."""
         entry = self._jobs[host][job]
         assigned, busy = run.devices.get(host, ()), run.busy(host)
         offer = self.hosts[host].offer
@@ -605,7 +579,6 @@ class DeviceTable:
             self._put(host, job, replace(entry, leaving=leaving))
 
     def release(self, host: str, job: str, run: RunView) -> None:
-        """Take from a run the marked devices that it no longer uses."""
         entry = self._jobs[host][job]
         gone = {device for device in entry.leaving if not run.uses(host, device)}
         if gone:
@@ -625,7 +598,6 @@ class DeviceTable:
             self._put(host, job, replace(entry, ends=ends, idle_s=0.0))
 
     def release_ended(self, host: str, job: str) -> None:
-        """Take all devices on `host` from a run of `job` that was told to end there."""
         if self.hosts[host].reports_end(job):
             self._remove(host, job)
 
@@ -634,7 +606,6 @@ class DeviceTable:
             self._paths[host] = tuple(paths)
 
     def refuses(self, job: str, order: int) -> dict[str, HostFailure]:
-        """Return, by host, why the job of that submission could not start there."""
         found = {host: failures.get(job) for host, failures in self._failures.items() if failures}
         return {host: one for host, one in found.items() if one and one.order == order}
 
@@ -645,7 +616,6 @@ class DeviceTable:
             self._failures[host][job] = HostFailure(order, reason, self.now_s, blamed)
 
     def forgive(self, job: str) -> None:
-        """Let a job have slots again where it could not start."""
         for failures in self._failures.values():
             failures.pop(job, None)
 
@@ -703,7 +673,6 @@ MISSING_S = 3600.0  # then hosts are asked for again: the files may be there by 
 def missing_paths(
     before: Mapping[str, MissingPath], cluster: ClusterView, now_s: float
 ) -> dict[str, MissingPath]:
-    """Return the paths that a lent host lacks, or has lacked within `MISSING_S`."""
     borrowed = {
         host.name: host.report.paths
         for host in cluster.hosts
@@ -818,12 +787,10 @@ class RunRecords:
 
     @property
     def trains(self) -> bool:
-        """Whether a ring of the run has trained a step."""
         return self.generation is not None and _has_trained(self.status)
 
     @property
     def view(self) -> RunView:
-        """The run as a `RunView`, the shorter form that the plan of the cluster reads."""
         return RunView(
             token=self.token,
             state=self.job.state,
@@ -910,7 +877,6 @@ def next_devices(
     lost: Collection[str],
     may_wait: bool,
 ) -> DeviceChange:
-    """Return the devices that a run is to use next, and how many it lacks."""
     present, final = [], []
     for host, entry in table.entries(job.name, run.token).items():
         if host not in lost:
@@ -969,7 +935,6 @@ class MeasuredThroughput(Record):
     curve: tuple[tuple[int, float], ...] = ()
 
     def of_job(self, order: int) -> MeasuredThroughput:
-        """Return the record for the job that was submitted as number `order`."""
         if order == self.order:
             return self
         # The steps of another job of the name only say how fast the new one may be.
@@ -977,7 +942,6 @@ class MeasuredThroughput(Record):
         return MeasuredThroughput(order, (), tuple(sorted(curve.items())))
 
     def with_run(self, run: RunRecords | None) -> MeasuredThroughput:
-        """Return a copy of the record, with what `run` has measured added."""
         measured = _samples(run.learned) if run is not None else ()
         if run is not None and run_order(run.token) != self.order:
             curve = {**dict(self.curve), **_curve(measured)}
@@ -991,7 +955,6 @@ class MeasuredThroughput(Record):
 def measurements(
     kept: MeasuredThroughput, run: RunRecords | None, order: int
 ) -> tuple[MeasuredThroughput, JobMeasurements]:
-    """Return the record to write before another run replaces `run`, and what policies read."""
     found = kept.of_job(order).with_run(run)
     known = JobMeasurements(steps=found.steps, curve=dict(found.curve))
     if run is None or run_order(run.token) != order:
@@ -1040,7 +1003,6 @@ def _is_same(old: StepTimeSample, new: StepTimeSample) -> bool:
 
 
 def _curve(steps: Iterable[StepTimeSample]) -> dict[int, float]:
-    """Return the highest throughput in samples a second among `steps`, by number of workers."""
     found: dict[int, float] = {}
     for one in steps:
         rate = one.workers * one.batch / one.step_s

@@ -71,7 +71,6 @@ def allocation_write(paths: ClusterPaths, allocation: AllocationRecord, version:
 
 
 def reasons_write(paths: ClusterPaths, reasons: JobReasons) -> Write:
-    """Return the write that replaces the leader's reasons for each job, for people and programs."""
     return Write(paths.reasons, reasons.to_json())
 
 
@@ -81,7 +80,6 @@ def leases_write(paths: ClusterPaths, table: LeaseTable, version: int) -> Write:
 
 
 def secret_write(paths: ClusterPaths, job: str) -> Write:
-    """Return the write of a new random secret of a job, refused if the job has one already."""
     return Write(paths.secret(job), {"secret": new_secret()}, create=True)
 
 
@@ -90,14 +88,12 @@ def event_write(paths: ClusterPaths, event: ClusterEvent) -> Write:
 
 
 def byte_count(writes: Sequence[Write]) -> int:
-    """Return how many bytes the paths and values of `writes` have."""
     return sum(len(write.path) + len(encode(write.value)) for write in writes)
 
 
 def jobs_to_remove(
     jobs: Sequence[StoredJob], now_s: float, keep: int = ENDED_KEPT, most: int = MAX_ENDED
 ) -> list[StoredJob]:
-    """Return the ended jobs whose records are to be removed, the one that ended first first."""
     ended = sorted(
         (job for job in jobs if job.life.state is LifeState.ENDED),
         key=lambda job: (job.life.ended_s, job.order),
@@ -116,7 +112,6 @@ def jobs_to_remove(
 
 
 def _waited_for(jobs: Sequence[StoredJob]) -> set[str]:
-    """Return the finished jobs that others name in `after` and need for their first start."""
     waiting = (
         job for job in jobs if job.life.state is not LifeState.ENDED and not job.life.started_s
     )
@@ -171,7 +166,6 @@ class ClusterWriter:
     def transact(
         self, what: str, writes: Sequence[Write], build: Callable[[TransactionRequest], None]
     ) -> list[Any]:
-        """Do `writes` and what `build` adds in one fenced transaction."""
         self._nodes.check_session()
         return self._leadership.transact(what, writes, build)
 
@@ -186,7 +180,6 @@ class ClusterWriter:
         return found
 
     def keep_measured(self, job: str, measured: MeasuredThroughput) -> None:
-        """Write what former runs of `job` (a name) have measured, in place of the old record."""
         path = self.paths.measured(job)
         is_new = self._nodes.read(exists(path))[0] is None
         if not self.commit([Write(path, measured.to_json(), create=is_new)]):
@@ -263,7 +256,6 @@ class RequestNodes(ClusterNodes):
         self.is_answered = False  # by a transaction that was done
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
-        """Do what `build` adds in one transaction with the fence and the answer to the request."""
         try:
             results = self._writer.transact(what, self._answer, build)
         except Refused as refused:
@@ -290,7 +282,6 @@ def cut_reasons(reasons: Mapping[str, str], characters: int = MAX_CHARACTERS) ->
 
 
 def fitting_write(write: Callable[[Mapping[str, str]], Write], reasons: Mapping[str, str]) -> Write:
-    """Return the write of a record with `reasons`, cut so short that ZooKeeper takes them."""
     characters = MAX_CHARACTERS
     while True:
         found = write(cut_reasons(reasons, characters))

@@ -71,7 +71,6 @@ _OWNER = "CREATE TABLE IF NOT EXISTS cluster (uid TEXT NOT NULL)"  # an older ed
 
 
 def history_path(cluster: str) -> Path:
-    """Return the path of the file with the history of a cluster, in this user's state directory."""
     return config.state_dir() / CLUSTERS / cluster / "history.sqlite"
 
 
@@ -104,7 +103,6 @@ class HistoryFile:
         return 0
 
     def _paths(self, uid: str) -> list[Path]:
-        """Return the paths of files that may be those of a cluster, the likeliest first."""
         beside: list[Path] = []
         stem = f"{self._path.stem}-{uid}"
         while (path := self._path.with_name(f"{stem}-{len(beside) + 1}.sqlite")).exists():
@@ -114,7 +112,6 @@ class HistoryFile:
     def jobs(
         self, now_s: float, job: str | None = None, since_s: float = 0.0, most: int = MAX_ROWS
     ) -> tuple[JobHistory, ...]:
-        """Return the jobs of the history, those that were submitted last first."""
         where, values = _where(
             {"job = ?": job, "(ended_s = 0 OR ended_s >= ?)": since_s, "submission >= ?": 0}
         )
@@ -154,7 +151,6 @@ class HistoryFile:
     def audit(
         self, after: int = -1, job: str | None = None, most: int = MAX_ROWS
     ) -> tuple[AuditEntry, ...]:
-        """Return what users have asked for, the oldest first."""
         where, values = _where({"job = ?": job, "number > ?": after})
         rows = self._read(
             f"SELECT record FROM audit WHERE {where} ORDER BY number LIMIT ?", (*values, most)
@@ -169,7 +165,6 @@ class HistoryFile:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """While entered, provide a connection to the file at `path`, made if it is not there."""
     try:
         db = _connected(path)
     except sqlite3.DatabaseError as error:
@@ -185,7 +180,6 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    """Return a connection to a file of this format, which is made if need be."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -208,7 +202,6 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 
 def _choose_journal(db: sqlite3.Connection, is_shared: bool) -> None:
-    """Choose how SQLite writes the file."""
     # A write-ahead log lets others read while one writes. Its index is in memory that the processes
     # of one machine share: written by several, as on NFS, the file would be damaged.
     mode = "DELETE" if is_shared else "WAL"
@@ -423,7 +416,6 @@ class HistoryThread:
         self._thread.join(END_S)
 
     def _keep(self) -> None:
-        """Fill the history again and again, until the end."""
         while not self._ends.wait(self._fill_s):
             try:
                 with self._cluster as cluster:

@@ -49,7 +49,6 @@ class HostLogs:
     access: Access  # the name and the secret of the cluster
 
     def names(self, job: str) -> Mapping[str, int]:
-        """Return the sizes in bytes of the logs of `job` on this host, by the name of the log."""
         status, body = self._get(f"{LOGS_PATH}/{quote(job, safe='')}", 0.0)
         found = json.loads(body) if status == 200 else {}
         return {str(name): int(size) for name, size in found.items()}
@@ -66,7 +65,6 @@ class HostLogs:
     def parts(
         self, job: str, name: str, place: LogPlace, most: float
     ) -> Iterator[tuple[bytes, LogPlace]]:
-        """Yield what is in a log after a place now, in parts, each with the place after it."""
         size = ends = 0
         # A worker may write as fast as this reads.
         while ends < _FILES:
@@ -82,7 +80,6 @@ class HostLogs:
     def part(
         self, job: str, name: str, place: LogPlace = BEGINNING, wait_s: float = 0.0
     ) -> tuple[bytes, LogPlace]:
-        """Return the part of a log that begins at a place, and the place after it."""
         path = f"{LOGS_PATH}/{quote(job, safe='')}/{quote(name, safe='')}"
         query = urlencode({"file": place[0], "from": place[1], "wait_s": wait_s})
         status, body = self._get(f"{path}?{query}", wait_s)
@@ -191,7 +188,6 @@ class ClusterJobLogs:
             return b""
 
     def read(self) -> Iterator[tuple[HostedLog, Iterator[bytes]]]:
-        """Yield each log, with the parts of it that were written since the last call."""
         for log in self._logs:
             yield log, self._parts(log)
 
@@ -217,7 +213,6 @@ class ClusterJobLogs:
             return host.host, {}
 
     def _workers(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the host of each worker of the last run, and the ends of their outputs."""
         session = self._store.nodes.session
         try:
             store = choose_job(session, self._job, secret=self._store.jobs.secret(self._job))
@@ -234,7 +229,6 @@ class ClusterJobLogs:
 def log_ends(
     store: ClusterStore, job: str, worker: str | None, last_bytes: int
 ) -> tuple[LogEnd, ...]:
-    """Return the ends of the logs of a job's workers, from all hosts that have some."""
     life = store.jobs.get(job).life
     if not life.run:
         raise UsageError(f"job {job} has not started yet, so it has no logs: it is {life.state}")

@@ -46,7 +46,6 @@ def status_of_snapshot(
 def plan_now(
     store: ClusterStore, policy: str | None = None, parameters: Mapping[str, object] | None = None
 ) -> tuple[JobPlan, ...]:
-    """Return the slots that each job of a cluster would get if the policy were asked now."""
     view = read_view(store)
     rule = policy_of(view.settings)
     if policy is not None:
@@ -62,7 +61,6 @@ def plan_with_host(
 
 
 def read_view(store: ClusterStore) -> ClusterView:
-    """Return the jobs, hosts and settings of the cluster of `store`, as a plan reads them."""
     snapshot = store.observe()
     names = [job.name for job in snapshot.jobs]
     runs, measured, unreadable = _runs_and_measured(store, names)
@@ -70,7 +68,6 @@ def read_view(store: ClusterStore) -> ClusterView:
 
 
 def measured_view(store: ClusterStore, job: StoredJob) -> JobView:
-    """Return `job` with its present or last run, and with what its runs have measured."""
     runs, measured, _ = _runs_and_measured(store, [job.name])
     return job_view(job, runs.get(job.name), measured.get(job.name, MeasuredThroughput()))
 
@@ -78,7 +75,6 @@ def measured_view(store: ClusterStore, job: StoredJob) -> JobView:
 def _runs_and_measured(
     store: ClusterStore, names: Sequence[str]
 ) -> tuple[Mapping[str, RunRecords], Mapping[str, MeasuredThroughput], Mapping[str, str]]:
-    """Return the last runs of jobs, what they have measured, and why some cannot be read."""
     session = store.nodes.session
     mine = session.access
     try:

@@ -108,7 +108,6 @@ def wait_for_job(
     on_status: OnStatus,
     limits: ClientLimits = USUAL,
 ) -> ClusterJobStatus:
-    """Wait until a job of a cluster trains, or has ended, and return its status then."""
     order: int | None = None
     said: tuple[object, str] | None = None
 
@@ -131,7 +130,6 @@ def wait_for_job(
 
 
 def wait_exit_code(job: ClusterJobStatus) -> int:
-    """Return the exit code of `edl wait` for a `job` that is over."""
     codes: Mapping[LifeResult | None, int] = {
         LifeResult.FINISHED: 0,
         LifeResult.FAILED: job.exit_code or 1,
@@ -142,7 +140,6 @@ def wait_exit_code(job: ClusterJobStatus) -> int:
 
 
 def looks(look: Callable[[], T], timeout_s: float | None, limits: ClientLimits) -> Iterator[T]:
-    """Yield what `look` returns again and again, until the time is up."""
     begun = answered = time.monotonic()
     while True:
         away: CoordinationError | None = None

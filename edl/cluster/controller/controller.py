@@ -112,7 +112,6 @@ class LeaderRecords:
 
     @cached_property
     def view(self) -> ClusterView:
-        """The records that were read, as the `ClusterView` from which a plan is made."""
         why = self.unreadable, self.unread
         view = cluster_view(self.snapshot, self.runs, self.kept, *why, self.views)
         self.views.keep_only({job.name for job in self.snapshot.jobs})
@@ -191,7 +190,6 @@ class RunWriter:
 
     @staticmethod
     def _place(session: Session, order: PlaceRun) -> str:
-        """Write the devices and the global batch that a run is to use from now on."""
         nodes = JobNodes(session, order.job)
         nodes.belong_to(order.run)
         why = order.reason or "the cluster gives it other slots"
@@ -273,7 +271,6 @@ class PlanWriter:
     def _asking_less(
         self, read: LeaderRecords, found: ClusterPlan, part: PlanPart, events: Events
     ) -> ClusterPlan:
-        """Return `found` with so few paths asked of the hosts of `part` that the part fits."""
         without = asking_less(found, part, 0)
         left = MAX_BYTES - byte_count(self._of_part(read, without, part, events))
         return asking_less(found, part, left // max(1, len(part.hosts)))
@@ -337,7 +334,6 @@ class _Writes(NamedTuple):
 
 
 def _transactions(parts: Sequence[_Writes]) -> list[list[Write]]:
-    """Return the writes of `parts` as one transaction or, if they are too large, as several."""
     found: list[list[Write]] = [[]]
     size = 0
     for writes, part_size in parts:
@@ -473,7 +469,6 @@ class Controller:
         self._wakeup.set()
 
     def run(self) -> None:
-        """Take part in the election and lead when it is won, until `stop`."""
         with ExitStack() as stack:
             stack.callback(self._policies.close)
             stack.callback(self._end_term)
@@ -496,7 +491,6 @@ class Controller:
             self._tell_borrowed(store)
 
     def _tell_borrowed(self, store: ClusterStore) -> None:
-        """Say which hosts stay borrowed, if no other controller lives that could give them back."""
         if self._lender is None:
             return
         try:
@@ -507,7 +501,6 @@ class Controller:
             logger.info("it is not known which hosts are borrowed: %s", error)
 
     def _collect_garbage(self) -> None:
-        """Collect garbage now and then, if Python does not do so by itself."""
         # With thousands of jobs it takes 0.2 s, in which no other thread runs, not even the one
         # that keeps the session. Python would do so in every other turn.
         if not gc.isenabled() and time.monotonic() - self._collected_s >= HOUSEKEEPING_S:
@@ -571,7 +564,6 @@ class Controller:
         return term
 
     def _connect(self, leadership: Leadership) -> FencedSession:
-        """Open a session in which runs are read and written during the term of `leadership`."""
         timeout_s, connect_s = self._session.session_timeout_s, self._session.connect_timeout_s
         session = FencedSession(self._session.hosts, timeout_s, connect_s)
         session.start()
@@ -682,7 +674,6 @@ class ControllerTerm:
         return max(0.0, min(look_s, tell_s, found.next_s - self._now_s()))
 
     def _plan(self, read: LeaderRecords, now_s: float) -> ClusterPlan:
-        """Return the plan that follows from the records `read` at the time `now_s`."""
         settings = read.snapshot.settings
         policy = self._policies.policy(settings)
         try:
@@ -705,7 +696,6 @@ class ControllerTerm:
                 self._say(f"job {one.job}: {one.reason}" if one.job else one.reason)
 
     def _read(self) -> LeaderRecords:
-        """Return the records of the cluster and of its jobs' runs, as ZooKeeper has them now."""
         snapshot = self._store.snapshot()
         check_settings(self._store.paths.name, snapshot.settings)
         names = [job.name for job in snapshot.jobs]
@@ -717,7 +707,6 @@ class ControllerTerm:
         return LeaderRecords(snapshot, secrets, kept, runs, mark, self._views, *why)
 
     def _carry_out(self, read: LeaderRecords, found: ClusterPlan) -> None:
-        """Carry out the orders of the plan `found`, one after another, for a limited time."""
         deadline_s = time.monotonic() + ORDERS_S
         for order in sorted(found.orders, key=lambda one: bool(self._refused.get(one.job))):
             if time.monotonic() >= deadline_s:
@@ -744,7 +733,6 @@ class ControllerTerm:
             return f"{error}"
 
     def _keep_measured(self, read: LeaderRecords, job: StoredJob) -> None:
-        """Write what the last run of `job` has measured into the job's own record."""
         kept = read.kept.get(job.name, MeasuredThroughput())
         now, _ = measurements(kept, read.runs.get(job.name), job.order)
         if now != kept and (now.steps or now.curve):
@@ -766,6 +754,5 @@ def _unmarked(view: ClusterView) -> ClusterView:
 
 
 def with_assignments(view: ClusterView, found: ClusterPlan) -> ClusterView:
-    """Return `view` with what is assigned to its hosts after the plan `found` was written."""
     hosts = (replace(h, assigned=found.assigned.get(h.name, h.assigned)) for h in view.hosts)
     return replace(view, hosts=tuple(hosts))

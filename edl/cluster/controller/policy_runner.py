@@ -197,7 +197,6 @@ class PolicyProcess:
             connection.close()
 
     def _how_ended(self) -> str:
-        """Return the end of a sentence about a child that has hung up, and close this object."""
         code = None
         if self._child is not None:
             with suppress(subprocess.TimeoutExpired):
@@ -206,7 +205,6 @@ class PolicyProcess:
         return "" if code is None else f" with code {code}"
 
     def _start(self) -> None:
-        """Start the child, and tell it the policy."""
         mine, its = socket.socketpair()
         with its:
             self._child = subprocess.Popen(
@@ -233,7 +231,6 @@ def _exchange(
 
 
 def _serve(connection: Connection) -> None:
-    """Answer questions about a policy, of which the first message has name and parameters."""
     name, parameters = connection.recv()
     policy = None
     while True:
@@ -281,14 +278,12 @@ class PolicyRunner:
         self._why = ""
 
     def failed(self, why: str) -> KeepAllocation:
-        """Let the policy rest, and return the one that changes nothing."""
         if why != self._why:
             self._say(f"jobs keep their slots: {why}")
         self._why, self._rests_until_s = why, time.monotonic() + self._rest_s
         return KeepAllocation(why)
 
     def close(self) -> None:
-        """End the process of a user's policy, if there is one."""
         process, self._process = self._process, None
         if process is not None:
             process.close()

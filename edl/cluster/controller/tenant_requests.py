@@ -83,7 +83,6 @@ class TenantRequests:
         lives: Mapping[str, JobLifecycle],
         now_s: float,
     ) -> float:
-        """Carry out requests, and tell each tenant why its jobs have what they have."""
         tenants = self._tenants.records(self._wake)
         if not tenants:
             return float("inf")
@@ -142,7 +141,6 @@ class TenantRequests:
         self._failures.pop(entry, None)
 
     def _drop_surely(self, tenant: str, node: str, why: str) -> None:
-        """Remove a request from the inbox or, if that fails, ignore it for the rest of the term."""
         try:
             self._drop(tenant, node, why)
         except LeadershipLost:
@@ -222,7 +220,6 @@ class TenantRequests:
     def _change(
         self, tenant: str, about: TenantRecord, request: TenantRequest
     ) -> tuple[str, Callable[[ClusterStore], object]]:
-        """Return the name of the job that a request is about, and what changes it."""
         if request.verb is TenantVerb.SUBMIT:
             manifest = self._manifest(tenant, request)
             key = f"tenant {tenant} {request.key or request.id}"
@@ -239,7 +236,6 @@ class TenantRequests:
         return request.job, lambda store: store.jobs.change_wanted(request.job, wanted)
 
     def _manifest(self, tenant: str, request: TenantRequest) -> JobManifest:
-        """Return the manifest of the job that a tenant submits."""
         try:
             given = JobManifest.from_json(request.manifest)
         except CoordinationError as error:
@@ -260,7 +256,6 @@ class TenantRequests:
         return manifest
 
     def _drop(self, tenant: str, node: str, why: str) -> None:
-        """Remove from the inbox what is not answered, and log why."""
         path = f"{self._paths.inbox(tenant)}/{node}"
         writes = [Write(path, {}, delete=True), *self._refusal_event(tenant, why)]
         if not self._writer.commit(writes):

@@ -85,14 +85,12 @@ class HostCommand:
         ]
 
     def script(self, lease: str, shape: Shape, host: str, before: str = "") -> str:
-        """Return a shell script that becomes the `edl host` of a lease."""
         exports = [f"export {key}={shlex.quote(one)}" for key, one in self.environment.items()]
         command = " ".join(filter(None, (before, shlex.join(self.words(lease, shape)))))
         return "\n".join(["#!/bin/sh", *exports, f"exec {command} --host {host}", ""])
 
 
 def kept_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that an `edl host` of a lease gets from its controller."""
     kept = {name: environment[name] for name in KEPT if name in environment}
     here = str(Path(sys.executable).parent)
     path = kept.get("PATH", os.defpath)

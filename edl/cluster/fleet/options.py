@@ -75,7 +75,6 @@ class LeaseOwner:
 
     @property
     def prefix(self) -> str:
-        """The beginning of the names of its leases in the engine, which no other cluster has."""
         mark = host_mark(self.secret, self.cluster, "")[:PREFIX_LENGTH]
         return f"edl-{self.cluster}-{mark}-"
 

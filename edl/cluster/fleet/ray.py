@@ -77,7 +77,6 @@ class RayFleet:
                         pipe.close()
 
     def _call(self, call: str, **request: Any) -> dict[str, Any]:
-        """Return the answer of Ray."""
         try:
             if self._program is None:
                 self._start()
@@ -91,7 +90,6 @@ class RayFleet:
         return answer
 
     def _start(self) -> None:
-        """Start the program, and tell it where Ray is."""
         self._program = subprocess.Popen(
             [self._python, str(PROGRAM)],
             env=dict(self._environment),
@@ -110,7 +108,6 @@ class RayFleet:
         self._program.stdin.flush()
 
     def _receive(self) -> bytes:
-        """Return the next line of the program."""
         assert self._program is not None
         assert self._program.stdout is not None
         output, found = self._program.stdout.fileno(), b""

@@ -53,7 +53,6 @@ class LeaseActor:
         )
 
     def state(self) -> tuple[str, int | None, str]:
-        """Return the name of the host, the exit code of `edl host`, and the end of its output."""
         size = self._log.seek(0, os.SEEK_END)
         text = os.pread(self._log.fileno(), LOG_BYTES, max(0, size - LOG_BYTES))
         return self._host, self._process.poll(), text.decode(errors="replace")
@@ -79,7 +78,6 @@ class RayCalls:
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
 
     def leases(self) -> dict[str, tuple[str, str, str]]:
-        """Return (state, host, why) of each lease, also of those that ended lately."""
         names = self._ray.util.list_named_actors()
         for name in names:
             # One that has ended, too: Ray may have forgotten that it was to kill the actor, and
@@ -118,7 +116,6 @@ class RayCalls:
         self._ray.remote(LeaseActor).options(**options).remote(words, dict(environment))
 
     def _other_node(self, avoid: Collection[str]) -> str | None:
-        """Return the id of a node that lends itself, is free, and is not to be avoided, if any."""
         try:
             # no public call tells what is free on which node
             free = self._ray._private.state.available_resources_per_node()
@@ -143,7 +140,6 @@ class RayCalls:
         return self._logs.get(name, "")
 
     def _one(self, name: str) -> tuple[str, str, str]:
-        """Return (state, host, why) of a lease, by its actor's answer if it has one."""
         asked = self._asked[name]
         done, _ = self._ray.wait([asked], timeout=0)
         if done:
@@ -188,7 +184,6 @@ class RayCalls:
 
 
 def answer_requests(ray: Any) -> None:
-    """Answer requests until the end of the input."""
     with os.fdopen(os.dup(1), "w", buffering=1) as out:
         os.dup2(2, 1)  # what a library prints
         calls = RayCalls(ray, **json.loads(sys.stdin.readline()))

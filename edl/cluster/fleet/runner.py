@@ -47,7 +47,6 @@ class FleetStatus:
 
 
 def _with_asked(answer: FleetStatus, ask: Sequence[str]) -> FleetStatus:
-    """Return `answer` in which the states of leases that are asked for after it are unknown."""
     if answer.leases is None:
         return answer
     # Their hosts may offer slots before the engine is asked again, and an answer that does not have
@@ -111,7 +110,6 @@ class FleetRunner:
     def order(
         self, number: int, ask: Sequence[str], shape: Shape, give_back: Sequence[ReleaseHost]
     ) -> None:
-        """Leave the orders that follow from an answer, in place of those that were left before."""
         with self._changing:
             self._orders = (number, ask, shape, give_back)
         if ask or give_back:
@@ -130,7 +128,6 @@ class FleetRunner:
             self._carry_out()
 
     def _poll(self) -> None:
-        """Ask the engine for its leases, and keep its answer."""
         try:
             leases = {name: self._explain(name, one) for name, one in self._fleet.leases().items()}
             found = {n: HostLease(LeaseState.ENDED, "", why) for n, why in self._refused.items()}
@@ -147,7 +144,6 @@ class FleetRunner:
             self._wake()
 
     def _carry_out(self) -> None:
-        """Carry out the orders that follow from the newest answer, first those to give back."""
         with self._changing:
             number, ask, shape, give_back = self._orders
             if number != self._answer.number:
@@ -190,7 +186,6 @@ class FleetRunner:
             self._failed = f"{self.name} has failed: {error!r}"
 
     def _explain(self, name: str, lease: HostLease) -> HostLease:
-        """Return `lease` with the last line of its log, if it has ended with an error."""
         if lease.state is not LeaseState.ENDED or lease.why == "completed":
             return lease
         if name not in self._explained:
@@ -229,7 +224,6 @@ class LeaseManager:
         return with_leases(view, self._table()[0])
 
     def turn(self, view: ClusterView, now_s: float) -> None:
-        """Decide about the leases, write the decision, and leave the orders that follow."""
         answer, engine = self._runner.answer, self._runner.name
         table, version = self._table()
         is_former = table.engine != engine
@@ -263,7 +257,6 @@ class LeaseManager:
         self._runner.order(answer.number, found.ask, shape, found.give_back)
 
     def _table(self) -> tuple[LeaseTable, int]:
-        """Return the record of the leases and its version."""
         if self._read is None:
             table, version = self._store.leader.leases()
             self._read = (table_for(self._runner.name, table, self._limits.forget), version)

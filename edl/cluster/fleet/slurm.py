@@ -145,7 +145,6 @@ class SlurmFleet:
             return ""
 
     def _update(self, number: str, avoid: Sequence[str]) -> None:
-        """Tell Slurm for a batch job that waits which nodes not to take."""
         if time.monotonic() < self._rests_until_s:
             return
         try:
@@ -189,7 +188,6 @@ class SlurmFleet:
         return parsed(text, self._prefix)
 
     def _call(self, *words: str, script: str | None = None) -> str:
-        """Run a command of Slurm, and return what it prints."""
         try:
             done = subprocess.run(
                 words,
@@ -210,7 +208,6 @@ class SlurmFleet:
 
 
 def excluded_nodes(options: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the nodes that options of sbatch exclude, with commas between them, and the others."""
     nodes: list[str] = []
     others: list[str] = []
     left = iter(options)

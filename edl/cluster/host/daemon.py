@@ -110,7 +110,6 @@ class AssignedRuns:
         self._awaited: dict[tuple[str, str], float] = {}
 
     def start_of(self, job: str, run: str) -> StartOfRun | str:
-        """Return what the agent of a run is started with, or a sentence why it cannot start now."""
         # An agent that came before its run was created would find that the run is over.
         if self._waits_for(job, run) and self._clock() - self._awaited[job, run] < ASK_S:
             return NOT_CREATED
@@ -141,13 +140,11 @@ class AssignedRuns:
         return StartOfRun(run, manifest, secret, secrets)
 
     def keep_only(self, assigned: Collection[tuple[str, str]]) -> None:
-        """Stop waiting for the creation of all runs but `assigned`."""
         # ZooKeeper keeps watches for as long as the session lives.
         if not self._awaited.keys() <= set(assigned):
             self.close()
 
     def _waits_for(self, job: str, run: str) -> bool:
-        """Return whether a run that was not there when it was asked for is still not created."""
         if (job, run) not in self._awaited:
             return False
         session = self._session
@@ -191,7 +188,6 @@ class AssignedRuns:
             session.close()
 
     def _secrets_of(self, manifest: JobManifest) -> Mapping[str, bytes] | str:
-        """Return the secrets that `manifest` asks for, by name, or a sentence why it lacks one."""
         try:
             found = self._store.secrets.contents(manifest.secrets)
         except CoordinationError as error:
@@ -271,7 +267,6 @@ class HostDaemon:
         self._wake.set()
 
     def run(self) -> None:
-        """Keep the host until a signal ends this process, and all that lives here has ended."""
         self._session.add_listener(lambda state: self.wake())
         self._agents.on_exit = self._runs.paths.on_answer = self._runs.on_created = self.wake
         with handled(TO_END, self._on_signal):
@@ -293,7 +288,6 @@ class HostDaemon:
     # --- the loop
 
     def _loop(self) -> None:
-        """Read, decide and act again and again, with waits in between, until the host has left."""
         failed = ""
         while True:
             wait_s = POLL_S
@@ -320,7 +314,6 @@ class HostDaemon:
             self._wake.wait(wait_s)
 
     def _turn(self, now_s: float) -> float | None:
-        """Read what is assigned, look, decide, act and report."""
         if not self._session.connected:
             raise CoordinationError("ZooKeeper is away")
         check_format(self._nodes, self.wake)
@@ -359,7 +352,6 @@ class HostDaemon:
     def _decide(
         self, assigned: HostAssignment, seen: HostObservation, now_s: float
     ) -> HostDecision:
-        """Return which agents to start, which processes to end, and what to report of this host."""
         move_s, within_s = LIMITS.move_s, self._leave_within_s
         # the leader has at most half of the time to move the host's jobs away
         if within_s is not None:
@@ -367,7 +359,6 @@ class HostDaemon:
         return decide_host(assigned, seen, now_s, replace(LIMITS, move_s=move_s))
 
     def _find(self, assigned: HostAssignment) -> tuple[RunProcess, ...]:
-        """Return the processes of the cluster's jobs that live here."""
         find = partial(find_processes, self._mark, self._agents.users)
         found = find_surely(find, assigned)
         known = {one.pid for one in found}
@@ -407,7 +398,6 @@ class HostDaemon:
         terminated: frozenset[tuple[int, int]],
         now_s: float,
     ) -> None:
-        """Send the signals and start the agents that were decided on."""
         for order in decision.signals:
             signal_process(order)
         told = {order.process.identity for order in decision.signals if not order.kill}
@@ -422,7 +412,6 @@ class HostDaemon:
     # --- to come and to go
 
     def _register_first(self) -> None:
-        """Offer the host to the cluster, at the start of this process."""
         # By then the session of a dead process must have ended.
         deadline_s = time.monotonic() + self._session.granted_s + FORMER_S
         while True:
@@ -467,7 +456,6 @@ class HostDaemon:
         return self._left_s > 0
 
     def _leaves_alone(self, now_s: float) -> bool:
-        """Return whether the host has left although ZooKeeper did not answer."""
         self._epoch = 0  # the host may not be registered any more
         if not self._begins_to_leave(now_s):
             return False
@@ -497,7 +485,6 @@ class HostDaemon:
         return is_empty or self._signals > 1 or waited_s >= TAKEN_BACK_S
 
     def _end_all(self) -> None:
-        """End all processes of the cluster's jobs on this host, whatever is assigned, and wait."""
         ending_s: Mapping[tuple[str, str], float] = {}
         terminated: frozenset[tuple[int, int]] = frozenset()
         while found := self._find(HostAssignment()):
@@ -550,7 +537,6 @@ class HostSettings:
 
 
 def run_host_daemon(store: ClusterStore, own: HostSettings, say: Callable[[str], None]) -> None:
-    """Keep a host of a cluster until a signal ends this process."""
     host, cluster, session = own.settings.host, store.paths.name, store.nodes.session
     access = session.access
     assert access is not None

@@ -62,7 +62,6 @@ class LogOwner:
 
 
 def open_log(log: Path, owner: LogOwner | None, stack: ExitStack) -> dict[int, BinaryIO]:
-    """Return the open files of a log, the older one first, by their inode numbers."""
     directory = stack.enter_context(_directory(log, owner))
     found = {}
     for name in (log.name, former(log).name):  # if it is renamed meanwhile, none is missed
@@ -155,7 +154,6 @@ class LogPlaces:
         return self._jobs(job) / job / "logs"
 
     def state(self, job: str) -> Path:
-        """Return the state directory of a job's agents, in which the logs of its workers lie."""
         return self._jobs(job).parent
 
     def _jobs(self, job: str) -> Path:
@@ -163,12 +161,10 @@ class LogPlaces:
         return self.workers if user is None else user.jobs
 
     def owner(self, job: str) -> int:
-        """Return the number of the user to whom the logs of a job's workers belong."""
         user = self.users.find(job)
         return os.geteuid() if user is None else user.uid
 
     def of_log(self, job: str, log: Path) -> LogOwner:
-        """Return whose files are read as a log of a job, and below which directory."""
         if log.parent != self.agents:
             return LogOwner(self.of_workers(job).parent.parent, self.owner(job))
         about = self.agents.stat()
@@ -182,7 +178,6 @@ class LogPlaces:
         return {**named_logs(self.of_workers(job)), **agents} if agents and is_name(job) else {}
 
     def prune(self, assigned: Iterable[tuple[str, str]], now_s: float | None = None) -> None:
-        """Remove logs of runs that ended long ago."""
         stay = {self.of_agent(job, run) for job, run in assigned}
         aged = sorted((_written_s(path), path, job) for path, job, _ in self._agent_logs())
         now_s = time.time() if now_s is None else now_s
@@ -199,7 +194,6 @@ class LogPlaces:
                 shutil.rmtree(logs, ignore_errors=True)
 
     def _agent_logs(self) -> list[tuple[Path, str, str]]:
-        """Return (path, job, run) for the log of each run's agents, in the order of the paths."""
         found = []
         for path in sorted(self.agents.glob("*.log")):
             job, _, run = path.stem.rpartition("-")
@@ -308,7 +302,6 @@ def read_part(
     most: int = PART_BYTES,
     owner: LogOwner | None = None,
 ) -> tuple[LogPart, bytes]:
-    """Return what is in a log after a place, and the place after that."""
     with ExitStack() as stack:
         files = open_log(log, owner, stack)
         oldest, newest = next(iter(files)), next(reversed(files))

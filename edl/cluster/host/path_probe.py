@@ -83,7 +83,6 @@ class PathProbe:
             one.is_there = None
 
     def _forget_others(self, now_s: float) -> None:
-        """Forget paths that nobody has asked for in a while, and that are not being looked up."""
         for path, one in list(self._paths.items()):
             if now_s - one.asked_s > FORGOTTEN_S and not one.due_s:
                 del self._paths[path]
@@ -102,7 +101,6 @@ class PathProbe:
                 threads.moved_s = now_s
 
     def _work(self) -> None:
-        """Look paths up, until none is left."""
         news = False
         while True:
             with self._changed:

@@ -65,7 +65,6 @@ class HostLock:
 
 
 def is_dead(owner: HostOwner) -> bool:
-    """Return whether the process that offers a host was on this machine and has ended."""
     return is_known_dead(owner.machine, owner.pid)
 
 
@@ -93,22 +92,18 @@ _PROC = Path("/proc")
 
 
 def host_mark(secret: str, cluster: str, host: str) -> str:
-    """Return the mark of all processes that `edl host` keeps for one host of one cluster."""
     return derived(secret, "processes", f"{cluster}/{host}")[:_MARK_LENGTH]
 
 
 def run_mark(mark: str, job: str, run: str) -> str:
-    """Return the value of `EDL_CLUSTER_RUN` of the processes of a run."""
     return f"{mark}/{job}/{run}"
 
 
 def agent_words(job: str, run: str) -> tuple[str, ...]:
-    """Return the words that follow each other in the command line of every agent of a run."""
     return ("agent", "--job", job, "--run", run)
 
 
 def find_processes(mark: str, users: JobUsers = NO_USERS) -> tuple[RunProcess, ...]:
-    """Return the living processes with `mark`, ordered by pid."""
     found = []
     wanted = f"{RUN_VARIABLE}={mark}/".encode()
     for name in os.listdir(_PROC):
@@ -138,7 +133,6 @@ def find_surely(
 
 
 def start_of(pid: int) -> int | None:
-    """Return when a process was started, in clock ticks since the machine came up."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")  # a name may be cut anywhere
     except OSError:
@@ -260,7 +254,6 @@ class Slices:
             os.close(descriptor)
 
     def keep_only(self, runs: Collection[Run]) -> None:
-        """Remove this host's slices of other runs than `runs`, and kill what lives in them."""
         if not self._has_looked:  # an earlier `edl host` may have left some
             self._has_looked = True
             known = {self._name(run) for run in (*runs, *self._slots)}
@@ -277,7 +270,6 @@ class Slices:
 
 
 def check_slices() -> None:
-    """Check that this process can limit the runs of jobs by systemd slices."""
     tools = [name for name in ("systemd-run", "systemctl") if shutil.which(name) is None]
     if os.geteuid() != 0:
         why = "`edl host` to run as root"
@@ -296,7 +288,6 @@ def _digest(text: str) -> str:
 
 
 def _remove(name: str) -> None:
-    """Kill all processes in the slice called `name`, and remove it and its limits."""
     for verb in ("stop", "revert"):
         if why := _systemctl(verb, name):
             logger.info("systemctl %s %s: %s", verb, name, why)

@@ -23,7 +23,6 @@ class UserCommand(NamedTuple):
 
 
 def run_as() -> None:
-    """Read the command from the open file, become its user, and become the command."""
     with open(int(sys.argv[1]), encoding="utf-8") as file:
         command = UserCommand(*json.load(file))
     if command.user is not None:

@@ -47,11 +47,9 @@ class JobUser:
 
     @property
     def jobs(self) -> Path:
-        """The directory in which its agents keep jobs, and the logs of workers."""
         return self.directory / ".local" / "state" / "edl" / "jobs"
 
     def environment(self, of_host: Mapping[str, str]) -> dict[str, str]:
-        """Return what the user's processes get of the environment `of_host`, and its own."""
         passed = {key: value for key, value in of_host.items() if key in PASSED}
         return {**passed, "HOME": str(self.directory), "USER": self.name, "LOGNAME": self.name}
 
@@ -84,7 +82,6 @@ NO_USERS = JobUsers()  # all jobs run as the user of this process
 
 
 def job_users(words: Sequence[str]) -> JobUsers:
-    """Return the users that `words` name, each like "ann=alice", or "edl" for all other jobs."""
     found: dict[str, JobUser] = {}
     for word in words:
         tenant, sign, name = word.rpartition("=")
@@ -133,7 +130,6 @@ _DIGITS = 16
 
 
 def secret_root(mark: str, state: Path, memory: Path = _MEMORY) -> Path:
-    """Return how the path of the directory for the secrets on one host of one cluster begins."""
     name = f"edl-secrets-{hashlib.sha256(mark.encode()).hexdigest()[:_DIGITS]}"
     usable = memory.is_dir() and os.access(memory, os.W_OK | os.X_OK)
     return (memory if usable else state) / name
@@ -190,7 +186,6 @@ class SecretFiles:
                 logger.warning("secrets of a run that has ended cannot be removed: %s", error)
 
     def _directories(self) -> Iterator[tuple[Path, int]]:
-        """Open each directory of this user alone whose path begins with that of this object."""
         for path in sorted(self._root.parent.glob(f"{self._root.name}*")):
             try:
                 descriptor = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)

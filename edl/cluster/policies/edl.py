@@ -103,7 +103,6 @@ class JobDeadline(NamedTuple):
 def fair_wait_s(
     alone_s: float, least: int, slots: int, patience: float, wide_patience: float
 ) -> float:
-    """Return the seconds that a job has to wait until it is due."""
     part = (least - 1) / max(1, slots - 1)
     return alone_s * (patience + part * (wide_patience - patience))
 
@@ -117,7 +116,6 @@ def next_wait(
     quantum_s: float,
     rest_s: float,
 ) -> JobWait:
-    """Return the account of a job at a decision."""
     # A turn counts the time with slots, the wait after one the time without.
     counts = runs if known.due_s is not None else not (runs and known.served)
     left_s = known.left_s - (span_s if counts else 0.0)
@@ -142,7 +140,6 @@ def first_in_turn(due: Sequence[JobDeadline], slots: int) -> tuple[set[str], str
 
 
 def read_waits(state: Mapping[str, Sequence[float | None]]) -> dict[str, JobWait]:
-    """Return the accounts by job name that a policy kept, as lists, in its state."""
     return {
         name: JobWait(float(left_s or 0.0), due_s, bool(served))
         for name, (left_s, due_s, served) in state.items()
@@ -168,7 +165,6 @@ MAX_AVERAGED = 32  # then the oldest ones lose weight, as the true times may cha
 def averaged(
     step_s: Sequence[float], of: Sequence[Hashable], before: Means
 ) -> tuple[Vector, float, dict[str, list[float]]]:
-    """Return the means of step times over decisions."""
     found: dict[str, list[float]] = {}
     for seconds, what in zip(step_s, of, strict=True):
         mean, count = before.get(str(what), (0.0, 0.0))
@@ -181,7 +177,6 @@ def averaged(
 def smoothed(
     step_s: Vector, slots: Vector, nodes: Vector, batches: Vector, deviation: float
 ) -> tuple[Vector, float]:
-    """Return step times that are nearer to the true ones, and the deviation of their logarithms."""
     terms = _terms(slots, nodes, batches)
     count, rank = len(step_s), int(np.linalg.matrix_rank(terms))
     if count < 2 * rank:
@@ -196,7 +191,6 @@ def smoothed(
 
 
 def _terms(slots: Vector, nodes: Vector, batches: Vector) -> Vector:
-    """Return the terms of the function of `smoothed`, one column each."""
     k, b = np.log(slots), np.log(batches)
     # A single slot, and several nodes, synchronise in other ways.
     one, far = (slots == 1).astype(float), (nodes > 1).astype(float)
@@ -239,7 +233,6 @@ class SlotValues:
 
     @property
     def is_rigid(self) -> bool:
-        """Whether it may have just one number of slots."""
         return self.job.max_slots == self.least
 
     @property
@@ -250,13 +243,11 @@ class SlotValues:
 
     @property
     def requested_s(self) -> float:
-        """The seconds until the job's end on the slots that it requested."""
         # Not of a job that can have no slots; of a number that was not tried, the next smaller one.
         known = self.left_s[self.least : max(self.job.requested_slots, self.least) + 1]
         return float(known[np.isfinite(known)][-1])
 
     def reason(self, slots: int, price: float) -> str:
-        """Return the sentence that says why the job gets `slots` slots, or why it waits."""
         if not self.least:
             needs = counted(self.job.min_slots, "slot")
             return f"waits: it needs {needs}, and there are fewer"
@@ -271,7 +262,6 @@ class SlotValues:
         return f"{has}: {left and f'{left} to go; '}price {price:.2f}"
 
     def _left_in_words(self, slots: int) -> str:
-        """Return how long the job has to train on `slots` slots, as words for a reason."""
         if not self.job.is_measured:
             return ""
         left_s = float(self.left_s[slots])
@@ -283,7 +273,6 @@ class SlotValues:
 def curve(
     job: ClusterJob, had: int, slots_a_node: int, slots: int, before: Means | None = None
 ) -> SlotValues:
-    """Return the speed, the remaining time and the best batch of a job by its number of slots."""
     most = min(job.max_slots, slots)
     worth = {batch: batch * job.model.efficiency(batch) for batch in _batches(job)}
     fewest = job.local_batches[0] if job.local_batches else 0
@@ -323,7 +312,6 @@ def curve(
 def _step_times(
     job: ClusterJob, tried: Sequence[tuple[int, int]], slots_a_node: int, before: Means
 ) -> tuple[Sequence[float], float, dict[str, list[float]]]:
-    """Return the seconds of a step of a job by its model, and the deviation of their logarithms."""
     placements = [compact(count, slots_a_node) for count, _ in tried]
     step_s = [
         job.model.step_s(placement, batch)
@@ -347,7 +335,6 @@ def _sizes(least: int, most: int, had: int, slots_a_node: int) -> list[int]:
 
 
 def _batches(job: ClusterJob) -> list[int]:
-    """Return the global batches to try for a job, ascending, in samples."""
     smallest, largest = job.batches
     doublings = (largest // smallest).bit_length()
     return sorted({min(smallest << doubling, largest) for doubling in range(doublings)} | {largest})
@@ -406,7 +393,6 @@ class EdlPolicy:
         return Allocation(placements, reasons, state, batches)
 
     def _curves(self, cluster: ClusterState) -> list[SlotValues]:
-        """Return the speeds of the jobs of `cluster` whose slots may change."""
         readings, fixed = cluster.state.get("readings", {}), cluster.fixed
         return [
             curve(
@@ -428,7 +414,6 @@ class EdlPolicy:
         urgent: Mapping[str, int],
         held: bool,
     ) -> list[_Candidate]:
-        """Return the jobs whose slots may change, as the program weighs them."""
         homes = {
             one.job.name: slowest_pool(cluster.present.get(one.job.name, ()), pools)
             for one in curves
@@ -450,7 +435,6 @@ class EdlPolicy:
         ]
 
     def _waits(self, cluster: ClusterState, curves: Sequence[SlotValues]) -> dict[str, JobWait]:
-        """Return the account of each job at this decision, by job name."""
         now_s, then_s = cluster.now_s, float(cluster.state.get("at_s", cluster.now_s))
         known = read_waits(cluster.state.get("waits", {}))
         # Those whose slots may not change keep their account.
@@ -482,7 +466,6 @@ class EdlPolicy:
         return sorted(found, key=lambda one: one.deadline_s)
 
     def _prices(self, curves: Sequence[SlotValues]) -> dict[str, float]:
-        """Return the worth v_j of a slot-second of work on each job j, by job name."""
         able = [one for one in curves if one.least]
         weights = np.array([one.job.weight for one in able])
         counted = [one.size_slot_s * (one.least if one.is_rigid else 1) for one in able]
@@ -501,7 +484,6 @@ class EdlPolicy:
     def _sizes(
         self, candidates: Sequence[_Candidate], pools: Sequence[NodePool]
     ) -> list[dict[str, int]]:
-        """Return the number of slots of each job in each pool, by job name, pool by pool."""
         found: list[dict[str, int]] = []
         left = list(candidates)
         for at, pool in enumerate(pools):
@@ -520,7 +502,6 @@ class EdlPolicy:
         return found
 
     def _values(self, candidate: _Candidate, at: int, pools: Sequence[NodePool]) -> Values:
-        """Return what each number of slots is worth to a job, less the cost of a change."""
         one, own = candidate.curve, candidate.pool
         worth = candidate.price * pools[at].speed * one.speeds
         if candidate.held:

@@ -75,12 +75,10 @@ class ProgramRow:
 
     @property
     def high(self) -> int:
-        """The largest number of slots k that the row covers."""
         return self.low + len(self.values) - 1
 
 
 def best_sizes(values: Sequence[Values], slots: int) -> list[int] | None:
-    """Return the number of slots of each job with which the sum of the jobs' values is largest."""
     worth = [_worth(of) for of in values]
     if any(len(sizes) == 0 for sizes in worth):
         return None
@@ -104,7 +102,6 @@ def _worth(values: Values) -> npt.NDArray[np.int64]:
 def _next(
     before: ProgramRow, values: Values, sizes: npt.NDArray[np.int64], most: int, scratch: Values
 ) -> ProgramRow:
-    """Return the row of the dynamic program with one more job."""
     low = before.low + int(sizes[0])
     high = min(before.high + int(sizes[-1]), most)
     row = np.full(high - low + 1, -np.inf)
@@ -122,7 +119,6 @@ def _next(
 def _trace_back(
     rows: Sequence[ProgramRow], values: Sequence[Values], worth: Sequence[npt.NDArray[np.int64]]
 ) -> list[int]:
-    """Return the number of slots of each job that led to the largest sum of the last row."""
     last = rows[-1]
     # the fewest slots of the same sum
     used = last.low + int(np.argmax(last.values))
@@ -178,7 +174,6 @@ class Jsa:
         return Allocation(place_slots(sizes, cluster), reasons, cluster.state, batches)
 
     def _scaling(self, job: ClusterJob, slots_a_node: int, slots: int) -> JobScaling:
-        """Return the relative throughput F_j(k) of a job for each number of slots k."""
         low, high = self._range(job)
         scaling = JobScaling(job)
         unit = job.batches[1]
@@ -196,7 +191,6 @@ class Jsa:
         return scaling
 
     def _range(self, job: ClusterJob) -> tuple[int, int]:
-        """Return (smallest, largest) global batch, in samples, that this policy allows `job`."""
         low, high = job.batches
         if job.local_batches is not None:
             high = max(low, min(high, job.max_slots * job.local_batches[1]))
@@ -223,7 +217,6 @@ class JobScaling:
     batches: list[int] = field(default_factory=lambda: [0])
 
     def add(self, rate: float, batch: int) -> None:
-        """Append the throughput and the batch for one slot more than the last entry has."""
         if rate > -math.inf and not self.least:
             self.least = len(self.rates)
         self.rates.append(rate)
@@ -235,7 +228,6 @@ class JobScaling:
         return np.array(self.rates)
 
     def reason(self, count: int) -> str:
-        """Return why the job has `count` slots, with its batch and its speed."""
         slots = counted(count, "slot")
         rate = f"{self.rates[count]:.2f} times as fast as one full slot"
         return f"has {slots} and a batch of {self.batches[count]}: {rate}"

@@ -44,7 +44,6 @@ POLICIES: Registry = {
 
 
 def policy_named(name: str, seed: int = 0, resize_s: float | None = None) -> ClusterPolicy:
-    """Return the policy that is registered as `name`, with the given parameters."""
     if name not in POLICIES:
         raise UsageError(
             f"there is no policy {name!r}; use one of {', '.join(POLICIES)}, or name your own: "
@@ -56,7 +55,6 @@ def policy_named(name: str, seed: int = 0, resize_s: float | None = None) -> Clu
 def with_run(
     policy: ClusterPolicy, seed: int = 0, resize_s: float | None = None, speeds: str = ""
 ) -> ClusterPolicy:
-    """Return `policy` with the seed, the cost of a resize and the speeds of one simulation."""
     rule: Any = policy  # a frozen dataclass with the policy's parameters
     # 0, None and an empty text change nothing.
     given = {"seed": seed or None, "resize_s": resize_s, "speeds": speeds or None}
@@ -67,7 +65,6 @@ def with_run(
 
 
 def with_parameters(name: str, parameters: Mapping[str, Any]) -> ClusterPolicy:
-    """Return the policy that is registered as `name`, with other values of some parameters."""
     rule: Any = policy_named(name)
     known = {one.name: getattr(rule, one.name) for one in fields(rule) if one.metadata}
     check_parameters(name, parameters, known)
@@ -116,7 +113,6 @@ class OwnPolicy:
     rule: ClusterPolicy  # the object of that class
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the decision of the user's policy about `cluster`, as JSON would hold it."""
         try:
             answer = self.rule(cluster)
         except Exception as error:
@@ -128,7 +124,6 @@ class OwnPolicy:
         return found
 
     def _told(self, error: Exception) -> str:
-        """Return what `error` is, and the line of the user's module from which it came."""
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         trace, place = error.__traceback__, ""
         while trace is not None:
@@ -140,7 +135,6 @@ class OwnPolicy:
 
 
 def own_policy(name: str, found: object, parameters: Mapping[str, Any]) -> OwnPolicy:
-    """Return the policy that a user's class makes, with these `parameters`."""
     if not isinstance(found, type) or not any("__call__" in vars(one) for one in found.__mro__):
         what = f"is {found!r}" if isinstance(found, type) else f"is a {type(found).__name__}"
         raise UsageError(
@@ -161,7 +155,6 @@ def own_policy(name: str, found: object, parameters: Mapping[str, Any]) -> OwnPo
 
 
 def checked_allocation(name: str, answer: object) -> Allocation:
-    """Return `answer` as the decision that JSON would hold, with reasons of limited length."""
     if not isinstance(answer, Allocation):
         raise UsageError(
             f"the policy {name} has answered {type(answer).__name__}; it must return an "
