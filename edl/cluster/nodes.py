@@ -9,6 +9,7 @@ which also reads jobs, has two sessions.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from importlib import metadata
 
 from kazoo.client import TransactionRequest
@@ -23,7 +24,7 @@ from edl.errors import (
 )
 from edl.text import is_name
 from edl.zookeeper.access import Access
-from edl.zookeeper.nodes import Nodes, ensure_shared, record
+from edl.zookeeper.nodes import Nodes, R, ensure_shared, record
 from edl.zookeeper.paths import check_name
 from edl.zookeeper.reads import OnChange, acl, children, encode, exists, get
 from edl.zookeeper.session import Refused, Session
@@ -177,12 +178,34 @@ class ClusterNodes(Nodes[ClusterPaths]):
             raise self.unknown()
         return f"{found.czxid:x}-{found.ctime}"
 
-    def unknown_job(self, job: str) -> UnknownJob:
-        """Return the error for a job that this cluster does not have; its text names its jobs."""
-        names = self.read(children(self.paths.jobs))[0]
+    @property
+    def access(self) -> Access:
+        """The name and the secret of the cluster."""
+        access = self.session.access
+        assert access is not None
+        return access
+
+    def names(self, path: str) -> list[str]:
+        """Return the names of the children of a node that every cluster has, in any order."""
+        names: list[str] | None = self.read(children(path))[0]
         if names is None:
             raise self.unknown()
-        return UnknownJob(job, tuple(sorted(names)), "edl submit")
+        return names
+
+    def records(
+        self, kind: type[R], paths: Mapping[str, str], wake: OnChange = None
+    ) -> dict[str, R]:
+        """Return the records of those nodes that exist, by the keys of `paths`."""
+        answers = self.read(*(get(path, wake) for path in paths.values())) if paths else []
+        return {
+            name: record(kind, (path, answer[0]))
+            for (name, path), answer in zip(paths.items(), answers, strict=True)
+            if answer is not None
+        }
+
+    def unknown_job(self, job: str) -> UnknownJob:
+        """Return the error for a job that this cluster does not have; its text names its jobs."""
+        return UnknownJob(job, tuple(sorted(self.names(self.paths.jobs))), "edl submit")
 
     def check_administrator(self, what: str) -> None:
         """Raise a UsageError if the session is a tenant's, who may not do `what`, a verb."""

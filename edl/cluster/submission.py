@@ -10,9 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from dataclasses import replace
 
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import NodeExistsError
@@ -60,15 +58,6 @@ SMALL_BYTES = 4096  # of a manifest, as it is stored, that is taken in any case;
 SHARED_BYTES = 1 << 24  # of a manifest, divided by the number of jobs: at most 110 MB for all
 
 
-@dataclass(frozen=True)
-class _Ended:
-    """An ended job whose name a new job takes."""
-
-    version: int  # of its node `life`
-    # the path of the node of its key; empty: there is none any more
-    key: str
-
-
 def submit_job(
     store: ClusterStore,
     manifest: JobManifest,
@@ -80,19 +69,15 @@ def submit_job(
         raise UsageError("the key is empty; choose a text that no other submission has")
     store.nodes.check_session()
     manifest = checked_manifest(manifest)
-    submission = _Submission(store, manifest, key if key is not None else uuid.uuid4().hex, owner)
+    key_path = store.paths.key(key if key is not None else uuid.uuid4().hex)
     answer_lost = False
     for _ in range(ATTEMPTS):
-        if submission.is_known():
+        if _is_known(store, manifest, key_path):
             return manifest.name
         try:
-            ended = submission.ended_one()
-            submission.check_secrets()
-            submission.check_queue()
-            submission.check_owner()
-            submission.write(ended)
+            _submit(store, manifest, key_path, owner)
         except Refused:
-            continue  # another process has submitted or removed a job of that name: look again
+            continue  # another process has submitted or removed a job of that name: read again
         except CoordinationError:
             if answer_lost:
                 raise
@@ -102,137 +87,113 @@ def submit_job(
     raise store.nodes.changed_too_often(store.paths.job(manifest.name))
 
 
-class _Submission:
-    """One submission of a job, which `submit_job` attempts until it has succeeded."""
+def _is_known(store: ClusterStore, manifest: JobManifest, key_path: str) -> bool:
+    answer = store.nodes.read(get(key_path))[0]
+    if answer is None:
+        return False
+    name = str(decode(key_path, answer[0])["job"])
+    path = store.paths.manifest(name)
+    stored = store.nodes.read(get(path))[0]
+    if stored is None:
+        return False  # it was removed meanwhile, and its key with it
+    if JobManifest.from_json(decode(path, stored[0])) != manifest:
+        raise UsageError(
+            f"job {name} was submitted with the same key and another manifest; choose another "
+            "key for another submission"
+        )
+    return True
 
-    def __init__(
-        self, store: ClusterStore, manifest: JobManifest, key: str, owner: JobOwner | None
-    ) -> None:
-        self._store = store
-        self._manifest = manifest
-        self._name = manifest.name
-        self._path = store.paths.job(manifest.name)
-        self._key = store.paths.key(key)
-        self._owner = owner
-        self._queue = ""  # the path of its node, in a cluster that has queues
 
-    def is_known(self) -> bool:
-        nodes, p = self._store.nodes, self._store.paths
-        answer = nodes.read(get(self._key))[0]
-        if answer is None:
-            return False
-        name = str(decode(self._key, answer[0])["job"])
-        manifest = nodes.read(get(p.manifest(name)))[0]
-        if manifest is None:
-            return False  # it was removed meanwhile, and its key with it
-        before = JobManifest.from_json(decode(p.manifest(name), manifest[0]))
-        if before != self._manifest:
-            raise UsageError(
-                f"job {name} was submitted with the same key and another manifest; choose another "
-                "key for another submission"
-            )
-        return True
-
-    def ended_one(self) -> _Ended | None:
-        """Return the ended job of the same name, which is replaced; None without a job."""
-        nodes, p = self._store.nodes, self._store.paths
-        jobs, old, life = nodes.read(exists(p.jobs), get(self._path), get(p.life(self._name)))
-        if jobs is None:
-            raise nodes.unknown()
-        self._check_size(jobs.numChildren)
-        if old is None or life is None:
-            if jobs.numChildren >= MAX_JOBS:
-                raise UsageError(
-                    f"{nodes.what} has {jobs.numChildren} jobs, and may have {MAX_JOBS}; wait "
-                    "until some have ended, or remove some with `edl delete`"
-                )
-            return None
-        key = f"{p.keys}/{decode(self._path, old[0]).get('key', '')}"
-        if key == self._key:  # another process has submitted it since
-            raise Refused(0, NodeExistsError(key))
-        state = JobLifecycle.from_json(content(p.life(self._name), life)).state
+def _submit(
+    store: ClusterStore, manifest: JobManifest, key_path: str, owner: JobOwner | None
+) -> None:
+    """Check that the cluster may have the job, and write it with an event in one transaction."""
+    nodes, p, name = store.nodes, store.paths, manifest.name
+    path = p.job(name)
+    jobs, old, life = nodes.read(exists(p.jobs), get(path), get(p.life(name)))
+    if jobs is None:
+        raise nodes.unknown()
+    # So all manifests together leave room in the memory of ZooKeeper.
+    size = len(encode(manifest.to_json()))
+    most = max(SMALL_BYTES, SHARED_BYTES // (jobs.numChildren + 1))
+    if size > most:
+        raise UsageError(
+            f"the manifest of job {name} takes {size} bytes, and {nodes.what}, which has "
+            f"{jobs.numChildren} jobs, takes at most {most}; shorten it, or wait until some have "
+            "ended"
+        )
+    # An ended job of the same name is replaced.
+    is_again, old_key = old is not None and life is not None, ""
+    if is_again:
+        old_key = f"{p.keys}/{decode(path, old[0]).get('key', '')}"
+        if old_key == key_path:  # another process has submitted it since
+            raise Refused(0, NodeExistsError(old_key))
+        state = JobLifecycle.from_json(content(p.life(name), life)).state
         if state is not LifeState.ENDED:
             raise UsageError(
-                f"{nodes.what} has a job named {self._name!r} already, which is {state}; choose "
-                f"another name, or remove it with `edl delete {self._name}`"
+                f"{nodes.what} has a job named {name!r} already, which is {state}; choose "
+                f"another name, or remove it with `edl delete {name}`"
             )
-        return _Ended(life[1].version, key if nodes.read(exists(key))[0] else "")
-
-    def check_secrets(self) -> None:
-        if not self._manifest.secrets:
-            return
-        secrets = self._store.secrets
-        known = secrets.names()
-        for name in self._manifest.secrets:
-            if name not in known:
-                asks = f", for which job {self._name} asks"
-                raise UsageError(secrets.unknown(name, known, asks))
-
-    def check_queue(self) -> None:
-        queues, name = self._store.queues.records(), self._manifest.queue
-        self._queue = self._store.paths.queue(name) if queues else ""
-        if queues and name not in queues:
-            asks = f", which job {self._name} names"
-            raise UsageError(unknown_queue(self._store.nodes.what, name, queues, asks))
-
-    def check_owner(self) -> None:
-        tenant, dot, _ = self._name.partition(SEPARATOR)
-        if self._owner is not None or not dot or not is_tenant_name(tenant):
-            return
-        if self._store.nodes.read(exists(self._store.paths.tenant(tenant)))[0] is not None:
-            raise UsageError(
-                f"a job named {self._name!r} belongs to tenant {tenant}; submit it with the secret "
-                "of the tenant, or choose another name"
-            )
-
-    def _check_size(self, jobs: int) -> None:
-        # So all manifests together leave room in the memory of ZooKeeper.
-        size = len(encode(self._manifest.to_json()))
-        most = max(SMALL_BYTES, SHARED_BYTES // (jobs + 1))
-        if size > most:
-            raise UsageError(
-                f"the manifest of job {self._name} takes {size} bytes, and {self._store.nodes.what}"
-                f", which has {jobs} jobs, takes at most {most}; shorten it, or wait until some "
-                "have ended"
-            )
-
-    def write(self, ended: _Ended | None) -> None:
-        """Write the job and an event in one transaction."""
-        what = f"submit job {self._name}"
-        self._store.nodes.transact(what, partial(self._build, ended=ended))
-
-    def _build(self, transaction: TransactionRequest, ended: _Ended | None) -> None:
-        """Add to `transaction` the writes of the key, the job's nodes and an event."""
-        p, name = self._store.paths, self._name
-        about = encode({"key": self._key.rpartition("/")[2]})
-        contents: Sequence[tuple[str, Any]] = (
-            (p.manifest(name), self._manifest.to_json()),
-            (p.wanted(name), Wanted(priority=self._manifest.priority).to_json()),
+        if nodes.read(exists(old_key))[0] is None:
+            old_key = ""
+    elif jobs.numChildren >= MAX_JOBS:
+        raise UsageError(
+            f"{nodes.what} has {jobs.numChildren} jobs, and may have {MAX_JOBS}; wait "
+            "until some have ended, or remove some with `edl delete`"
         )
-        if self._queue:
-            transaction.check(self._queue, -1)  # nobody has deleted it meanwhile
-        transaction.create(self._key, encode({"job": name}))
-        owner = self._owner
+    queue = _checked_queue(store, manifest, owner)
+
+    def build(transaction: TransactionRequest) -> None:
+        if queue:
+            transaction.check(queue, -1)  # nobody has deleted it meanwhile
+        transaction.create(key_path, encode({"job": name}))
+        data = encode({"key": key_path.rpartition("/")[2]})
         acl = None if owner is None else owner.acl
-        if ended is None:
-            transaction.create(self._path, about, acl=acl)
+        if is_again:
+            transaction.delete(p.life(name), life[1].version)
+            transaction.delete(p.wanted(name))
+            transaction.delete(p.manifest(name))
+            transaction.set_data(path, data)
+            if old_key:
+                transaction.delete(old_key)
+        else:
+            transaction.create(path, data, acl=acl)
             if owner is not None:
                 transaction.create(p.secret(name), encode({"secret": new_secret()}), acl=acl)
                 transaction.create(p.tenant_job(owner.tenant, name), b"", acl=acl)
-        else:
-            transaction.delete(p.life(name), ended.version)
-            transaction.delete(p.wanted(name))
-            transaction.delete(p.manifest(name))
-            transaction.set_data(self._path, about)
-            if ended.key:
-                transaction.delete(ended.key)
-        for path, values in contents:
-            transaction.create(path, encode(values), acl=acl)
+        transaction.create(p.manifest(name), encode(manifest.to_json()), acl=acl)
+        wanted = Wanted(priority=manifest.priority)
+        transaction.create(p.wanted(name), encode(wanted.to_json()), acl=acl)
         transaction.create(p.life(name), b"", acl=acl)
-        again = " again" if ended else ""
-        reason = f"job {name} was submitted{again}, for {self._manifest.allowed_sizes}"
-        event = self._store.events.new(ClusterEventKind.SUBMITTED, reason, job=name)
-        self._store.events.append_in(transaction, event)
+
+    again = " again" if is_again else ""
+    reason = f"job {name} was submitted{again}, for {manifest.allowed_sizes}"
+    event = store.events.new(ClusterEventKind.SUBMITTED, reason, job=name)
+    store.events.transact(f"submit job {name}", event, build)
+
+
+def _checked_queue(store: ClusterStore, manifest: JobManifest, owner: JobOwner | None) -> str:
+    """Check the names that the manifest uses; return the path of its queue, "" without queues."""
+    nodes, p, name = store.nodes, store.paths, manifest.name
+    if manifest.secrets:
+        known = store.secrets.names()
+        for secret in manifest.secrets:
+            if secret not in known:
+                asks = f", for which job {name} asks"
+                raise UsageError(store.secrets.unknown(secret, known, asks))
+    queues = store.queues.records()
+    if queues and manifest.queue not in queues:
+        asks = f", which job {name} names"
+        raise UsageError(unknown_queue(nodes.what, manifest.queue, queues, asks))
+    tenant, dot, _ = name.partition(SEPARATOR)
+    if owner is None and dot and is_tenant_name(tenant):
+        is_tenants = nodes.read(exists(p.tenant(tenant)))[0] is not None
+        if is_tenants:
+            raise UsageError(
+                f"a job named {name!r} belongs to tenant {tenant}; submit it with the secret "
+                "of the tenant, or choose another name"
+            )
+    return p.queue(manifest.queue) if queues else ""
 
 
 # ------------------------------------------------------------

@@ -284,9 +284,9 @@ def cut_reasons(reasons: Mapping[str, str], characters: int = MAX_CHARACTERS) ->
 def fitting_write(write: Callable[[Mapping[str, str]], Write], reasons: Mapping[str, str]) -> Write:
     characters = MAX_CHARACTERS
     while True:
-        found = write(cut_reasons(reasons, characters))
-        if byte_count([found]) <= MAX_REASONS_BYTES or not characters:
-            return found
+        fitting = write(cut_reasons(reasons, characters))
+        if byte_count([fitting]) <= MAX_REASONS_BYTES or not characters:
+            return fitting
         characters //= 2
 
 
@@ -315,10 +315,9 @@ class ReasonWriter:
         if 0.0 <= now_s - self._at_s < EVERY_S:
             return self._at_s + EVERY_S - now_s
         paths = self._writer.paths
-
-        def write(fitting: Mapping[str, str]) -> Write:
-            return reasons_write(paths, JobReasons(now_s, fitting, dict(surplus)))
-
-        self._writer.commit([fitting_write(write, cut)])
+        write = fitting_write(
+            lambda some: reasons_write(paths, JobReasons(now_s, some, surplus)), cut
+        )
+        self._writer.commit([write])
         self._told, self._at_s = told, now_s
         return float("inf")

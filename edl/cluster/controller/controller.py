@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NamedTuple
 
 from edl.cluster.allocate import KeepAllocation
 from edl.cluster.controller.liveness import LivenessProbe, LivenessServer
@@ -44,7 +43,6 @@ from edl.cluster.view import (
     ClusterView,
     CreateRun,
     MeasuredThroughput,
-    PlaceRun,
     RunRecords,
     StopRun,
     measurements,
@@ -103,7 +101,7 @@ class LeaderRecords:
     secrets: Mapping[str, str]
     kept: Mapping[str, MeasuredThroughput]  # what former runs have measured, by name of the job
     runs: Mapping[str, RunRecords]  # the records of the present or last run, by name of the job
-    mark: Callable[[ClusterView], ClusterView]  # marks the hosts that are not lent any more
+    mark: Callable[[ClusterView], ClusterView] | None  # marks the hosts that are not lent any more
     views: JobViews  # the views of jobs that former turns have made
     # job -> why the records of its run cannot be read, in a sentence
     unreadable: Mapping[str, str] = field(default_factory=dict)
@@ -115,7 +113,7 @@ class LeaderRecords:
         why = self.unreadable, self.unread
         view = cluster_view(self.snapshot, self.runs, self.kept, *why, self.views)
         self.views.keep_only({job.name for job in self.snapshot.jobs})
-        return self.mark(view)
+        return view if self.mark is None else self.mark(view)
 
     @cached_property
     def job_named(self) -> Mapping[str, StoredJob]:
@@ -145,12 +143,18 @@ class RunWriter:
         session.identify(Access(order.job, secret))
         try:
             if isinstance(order, CreateRun):
-                return self._create(session, order, job, last)
-            if isinstance(order, PlaceRun):
-                return self._place(session, order)
-            return self._stop(session, order)
+                self._create(session, order, job, last)
+            elif isinstance(order, StopRun):
+                self._stop(session, order)
+            else:
+                nodes = JobNodes(session, order.job)
+                nodes.belong_to(order.run)
+                why = order.reason or "the cluster gives it other slots"
+                if not place_run(nodes, order.devices, order.version, why, order.batch or 0):
+                    return f"the slots of job {order.job} were changed by others"
         except (UsageError, PartlyRemoved, NotRemovable) as error:
             return str(error)
+        return ""
 
     def remove(self, job: str, secret: str) -> bool:
         """Remove the nodes of the last run of a job; return whether they are gone."""
@@ -174,47 +178,33 @@ class RunWriter:
 
     def _create(
         self, session: Session, order: CreateRun, job: StoredJob, last: RunRecords | None
-    ) -> str:
-        """Write the records of a new run of a job, which its agents then join; return ""."""
+    ) -> None:
+        """Write the records of a new run of a job, which its agents then join."""
         hosts = {host: len(devices) for host, devices in order.devices.items()}
         spec = job.manifest.job_spec(resume_setting(job.manifest, job.order, last))
-        settings = spec.settings
-        period_s = status_period_s(settings.status_period_s, self.count)
-        settings = replace(settings, status_period_s=period_s)
+        period_s = status_period_s(spec.settings.status_period_s, self.count)
+        settings = replace(spec.settings, status_period_s=period_s)
         spec = replace(spec, np=sum(hosts.values()), settings=settings)
         record = Job(name=order.job, spec=spec, created=time.time(), reserved=True)
         assigned, batch = Assigned(hosts, devices=order.devices), order.batch or 0
         paths = JobPaths(order.job)
         create_job(session, paths, record, assigned, NO_POLICY, order.run, batch, trusted=False)
-        return ""
 
     @staticmethod
-    def _place(session: Session, order: PlaceRun) -> str:
-        nodes = JobNodes(session, order.job)
-        nodes.belong_to(order.run)
-        why = order.reason or "the cluster gives it other slots"
-        if place_run(nodes, order.devices, order.version, why, order.batch or 0):
-            return ""
-        return f"the slots of job {order.job} were changed by others"
-
-    def _stop(self, session: Session, order: StopRun) -> str:
-        """Write into the record of a run that it is to stop, or that it has stopped; return ""."""
+    def _stop(session: Session, order: StopRun) -> None:
+        """Write into the record of a run that it is to stop, or that it has stopped."""
         store = JobStore(session, order.job)
         store.nodes.belong_to(order.run)
+        p = store.paths
         try:
-            if order.checkpoint and self._has_processes(store):
+            # Without processes nobody would save a checkpoint and end the run.
+            if order.checkpoint and any(store.nodes.read(children(p.hosts), children(p.members))):
                 store.set_job_state(JobState.STOPPING, order.reason)
             else:
                 states = (JobState.RUNNING, JobState.STOPPING)
                 store.set_job_state(JobState.STOPPED, order.reason, only_from=states)
         except UnknownJob as error:
             logger.info("%s", error)  # another run has its name, or none
-        return ""
-
-    @staticmethod
-    def _has_processes(store: JobStore) -> bool:
-        p = store.paths
-        return any(store.nodes.read(children(p.hosts), children(p.members)))
 
 
 # ------------------------------------------------------------
@@ -249,49 +239,37 @@ class PlanWriter:
         events = plan_events(read.view, found)
         fitting, left_out = [], []
         for part in plan_parts(read.view, found):
-            writes = _Writes.of(self._of_part(read, found, part, events))
-            if writes.size > MAX_BYTES:
-                found = self._asking_less(read, found, part, events)
-                writes = _Writes.of(self._of_part(read, found, part, events))
-            if writes.size > MAX_BYTES:
+            writes = self._of_part(read, found, part, events)
+            if byte_count(writes) > MAX_BYTES:
+                without = self._of_part(read, asking_less(found, part, 0), part, events)
+                left = MAX_BYTES - byte_count(without)
+                found = asking_less(found, part, left // max(1, len(part.hosts)))
+                writes = self._of_part(read, found, part, events)
+            if byte_count(writes) > MAX_BYTES:
                 left_out.append(part)
             else:
                 fitting.append(writes)
-        self._tell(left_out)
-        if left_out:
-            found = without_parts(read.view, found, left_out)
-            events = plan_events(read.view, found)
-        before = map(_Writes.of, self._of_decision(read, found))
-        every = [*before, *fitting, *map(_Writes.of, self._of_others(found, events))]
-        if all(self._writer.commit(one) for one in _transactions(every)):
-            return found, events
-        # A record has changed meanwhile; of several transactions the first ones may be written.
-        return None
-
-    def _asking_less(
-        self, read: LeaderRecords, found: ClusterPlan, part: PlanPart, events: Events
-    ) -> ClusterPlan:
-        without = asking_less(found, part, 0)
-        left = MAX_BYTES - byte_count(self._of_part(read, without, part, events))
-        return asking_less(found, part, left // max(1, len(part.hosts)))
-
-    def _tell(self, left_out: Sequence[PlanPart]) -> None:
-        """Show which parts of a plan are too large to be written, unless that was shown before."""
-        sentences = [
+        sentence = "; ".join(
             f"cannot write what changes together for {some(part.jobs) or 'no job'} on "
             f"{some(part.hosts) or 'no host'}: it has more than {MAX_BYTES} bytes"
             for part in left_out
-        ]
-        said = "; ".join(sentences)
-        if said and said != self._said:
-            self._say(said)
-        self._said = said
-
-    def _of_decision(self, read: LeaderRecords, found: ClusterPlan) -> Iterator[list[Write]]:
-        """Yield the policy's decision as a list of one write; nothing if `found` keeps the old."""
+        )
+        if sentence and sentence != self._said:
+            self._say(sentence)
+        self._said = sentence
+        if left_out:
+            found = without_parts(read.view, found, left_out)
+            events = plan_events(read.view, found)
+        every = list(fitting)
         if found.allocation is not None:
             version = read.snapshot.allocation_version
-            yield [allocation_write(self._store.paths, found.allocation, version)]
+            every.insert(0, [allocation_write(self._store.paths, found.allocation, version)])
+        rest = (one for one in events if one.job not in found.lives)
+        every += [[write] for write in self._of_events(rest)]
+        if all(self._writer.commit(writes) for writes in _transactions(every)):
+            return found, events
+        # A record has changed meanwhile; of several transactions the first ones may be written.
+        return None
 
     def _of_part(
         self, read: LeaderRecords, found: ClusterPlan, part: PlanPart, events: Events
@@ -314,29 +292,16 @@ class PlanWriter:
             *self._of_events(one for one in events if one.job in lives),
         ]
 
-    def _of_others(self, found: ClusterPlan, events: Events) -> Iterator[list[Write]]:
-        rest = (one for one in events if one.job not in found.lives)
-        return ([one] for one in self._of_events(rest))
-
     def _of_events(self, events: Iterable[PlannedEvent]) -> Iterator[Write]:
         return (event_write(self._store.paths, self._store.events.new(*one)) for one in events)
 
 
-class _Writes(NamedTuple):
-    """Writes that have to be in one transaction."""
-
-    writes: Sequence[Write]  # the writes, in their order
-    size: int  # the bytes of their paths and values
-
-    @classmethod
-    def of(cls, writes: Sequence[Write]) -> _Writes:
-        return cls(writes, byte_count(writes))
-
-
-def _transactions(parts: Sequence[_Writes]) -> list[list[Write]]:
+def _transactions(parts: Sequence[Sequence[Write]]) -> list[list[Write]]:
+    """Put the writes of parts, each of which has to be in one transaction, into few of them."""
     found: list[list[Write]] = [[]]
     size = 0
-    for writes, part_size in parts:
+    for writes in parts:
+        part_size = byte_count(writes)
         size += part_size
         is_full = len(found[-1]) + len(writes) > TRANSACTION_WRITES
         if found[-1] and (is_full or size > TRANSACTION_BYTES):
@@ -386,33 +351,28 @@ class JobRemover:
         for job in sorted(jobs, key=lambda one: self._failed_s.get(one.name, -math.inf)):
             if self._clock() >= deadline_s:
                 return
-            if job.name in unread or self._rests(job.name):
+            name, secret = job.name, secrets.get(job.name)
+            rests = name in self._stuck and self._clock() - self._failed_s[name] < REMOVER_REST_S
+            if name in unread or rests:
                 continue
-            secret = secrets.get(job.name)
-            # without one it was never started
-            if secret is None or self._removes_run(job.name, secret):
+            try:
+                # Without a secret it was never started.
+                removed = secret is None or self._runs.remove(name, secret)
+                self._stuck.pop(name, None)
+            except LeadershipLost:
+                raise
+            except NotRemovable as error:
+                removed = False
+                if self._stuck.get(name) != str(error):
+                    self._say(str(error))
+                self._stuck[name] = str(error)
+            except Exception:  # whatever the job's code has written
+                removed = False
+                logger.info("cannot remove the last run of job %s", name, exc_info=True)
+            if removed:
                 self._remove_record(job)
             else:
-                self._failed_s[job.name] = self._clock()
-
-    def _rests(self, job: str) -> bool:
-        return job in self._stuck and self._clock() - self._failed_s[job] < REMOVER_REST_S
-
-    def _removes_run(self, job: str, secret: str) -> bool:
-        """Remove the nodes of the last run of `job`; return whether they are gone."""
-        try:
-            removed = self._runs.remove(job, secret)
-            self._stuck.pop(job, None)
-            return removed
-        except LeadershipLost:
-            raise
-        except NotRemovable as error:
-            if self._stuck.get(job) != str(error):
-                self._say(str(error))
-            self._stuck[job] = str(error)
-        except Exception:  # whatever the job's code has written
-            logger.info("cannot remove the last run of job %s", job, exc_info=True)
-        return False
+                self._failed_s[name] = self._clock()
 
 
 SESSION_S = 2.0  # a controller that is silent for so long does not lead any more
@@ -482,35 +442,32 @@ class Controller:
             about = replace(self._about, port=port)
             election = store.leader.election(about.controller, about.to_json())
             while not self._stopping:
-                self._collect_garbage()
+                # With thousands of jobs it takes 0.2 s, in which no other thread runs, not even the
+                # one that keeps the session. Python would do so in every other turn.
+                if not gc.isenabled() and time.monotonic() - self._collected_s >= HOUSEKEEPING_S:
+                    gc.collect()
+                    self._collected_s = time.monotonic()
                 began_s = time.monotonic()
                 wait_s = self._turn(store, election)
                 time.sleep(min(REST_S, time.monotonic() - began_s))
                 self._wakeup.wait(wait_s)
             self._resign(election)
-            self._tell_borrowed(store)
-
-    def _tell_borrowed(self, store: ClusterStore) -> None:
-        if self._lender is None:
-            return
-        try:
-            said = left_borrowed(store.leader.leases()[0])
-            if said and not store.leader.controllers():
-                self._say(said)
-        except CoordinationError as error:
-            logger.info("it is not known which hosts are borrowed: %s", error)
-
-    def _collect_garbage(self) -> None:
-        # With thousands of jobs it takes 0.2 s, in which no other thread runs, not even the one
-        # that keeps the session. Python would do so in every other turn.
-        if not gc.isenabled() and time.monotonic() - self._collected_s >= HOUSEKEEPING_S:
-            gc.collect()
-            self._collected_s = time.monotonic()
+            if self._lender is not None:
+                try:
+                    borrowed = left_borrowed(store.leader.leases()[0])
+                    if borrowed and not store.leader.controllers():
+                        self._say(borrowed)
+                except CoordinationError as error:
+                    logger.info("it is not known which hosts are borrowed: %s", error)
 
     def _turn(self, store: ClusterStore, election: Election) -> float:
         """Take part in the election once; if this controller leads, read, plan and write once."""
         try:
-            self._lengthen_sessions()
+            of_runs = [] if self._term is None else self._term.run_sessions.sessions
+            for session in (self._session, *of_runs):
+                wanted_s = min(MAX_SESSION_S, SESSION_S * 2.0 ** max(0, session.epoch - 1))
+                if wanted_s > session.session_timeout_s:
+                    session.ask_for(wanted_s)
             check_format(store.nodes, self._wakeup.set)
             election.enter()
             leadership = election.leads(self._wakeup.set)
@@ -538,13 +495,6 @@ class Controller:
             logger.exception("a turn has failed")
             self._say_once(f"cannot plan: {error!r}; the log has more")
             return LOOK_S
-
-    def _lengthen_sessions(self) -> None:
-        of_runs = [] if self._term is None else self._term.run_sessions.sessions
-        for session in (self._session, *of_runs):
-            wanted_s = min(MAX_SESSION_S, SESSION_S * 2.0 ** max(0, session.epoch - 1))
-            if wanted_s > session.session_timeout_s:
-                session.ask_for(wanted_s)
 
     def _begin(self, store: ClusterStore, leadership: Leadership) -> ControllerTerm:
         """Begin to lead the cluster: log it as an event, print it, and return the new term."""
@@ -667,7 +617,10 @@ class ControllerTerm:
         tell_s = self._reasons.tell(found.reasons, lives, now_s, found.surplus)
         tell_s = min(tell_s, self._tenants.serve(read.snapshot.hosts, found, lives, now_s))
         if self._leases is not None:
-            self._leases.turn(with_assignments(read.view, found), now_s)
+            hosts = (
+                replace(h, assigned=found.assigned.get(h.name, h.assigned)) for h in read.view.hosts
+            )
+            self._leases.turn(replace(read.view, hosts=tuple(hosts)), now_s)
         if not found.acts or time.monotonic() - self._removed_s >= BUSY_S:
             self._tidy(read)
         look_s = AGAIN_S if read.unread else LOOK_S
@@ -700,7 +653,7 @@ class ControllerTerm:
         check_settings(self._store.paths.name, snapshot.settings)
         names = [job.name for job in snapshot.jobs]
         secrets, kept = self._store.jobs.secrets_and_measured(names)
-        mark = self._leases.marked if self._leases is not None else _unmarked
+        mark = self._leases.marked if self._leases is not None else None
         count = sum(job.life.state.has_run for job in snapshot.jobs)
         runs = self.run_sessions.read(secrets, count)
         why = self.run_sessions.unreadable, self.run_sessions.unread
@@ -713,30 +666,24 @@ class ControllerTerm:
                 return
             if order.job in read.unread:
                 continue
-            job = read.job_named[order.job]
-            refused = self._refusal_of(order, job, read)
+            job, last = read.job_named[order.job], read.runs.get(order.job)
+            secret = read.secrets.get(job.name) or self._writer.job_secret(job.name)
+            try:
+                if isinstance(order, CreateRun):
+                    # What the last run has measured outlives its nodes.
+                    kept = read.kept.get(job.name, MeasuredThroughput())
+                    measured, _ = measurements(kept, last, job.order)
+                    if measured != kept and (measured.steps or measured.curve):
+                        self._writer.keep_measured(job.name, measured)
+                refused = self._runs.carry_out(order, job, secret, last)
+            except LeadershipLost:
+                raise
+            except Exception as error:  # whatever the job's code has written
+                logger.info("an order for job %s has failed", job.name, exc_info=True)
+                refused = f"{error}"
             if refused and refused != self._refused.get(job.name):
                 self._say(f"job {job.name}: {type(order).__name__} was refused: {refused}")
             self._refused[job.name] = refused
-
-    def _refusal_of(self, order: Action, job: StoredJob, read: LeaderRecords) -> str:
-        """Carry out one order; return why it was refused, "" if it was not."""
-        secret = read.secrets.get(job.name) or self._writer.job_secret(job.name)
-        try:
-            if isinstance(order, CreateRun):
-                self._keep_measured(read, job)
-            return self._runs.carry_out(order, job, secret, read.runs.get(job.name))
-        except LeadershipLost:
-            raise
-        except Exception as error:  # whatever the job's code has written
-            logger.info("an order for job %s has failed", job.name, exc_info=True)
-            return f"{error}"
-
-    def _keep_measured(self, read: LeaderRecords, job: StoredJob) -> None:
-        kept = read.kept.get(job.name, MeasuredThroughput())
-        now, _ = measurements(kept, read.runs.get(job.name), job.order)
-        if now != kept and (now.steps or now.curve):
-            self._writer.keep_measured(job.name, now)
 
     def _tidy(self, read: LeaderRecords) -> None:
         """Remove records of ended jobs that are not kept; at times also old events and hosts."""
@@ -747,12 +694,3 @@ class ControllerTerm:
             self._tidied_s = time.monotonic()
             for host in hosts_to_remove(read.snapshot.hosts, self._now_s()):
                 self._writer.remove_host(host)
-
-
-def _unmarked(view: ClusterView) -> ClusterView:
-    return view
-
-
-def with_assignments(view: ClusterView, found: ClusterPlan) -> ClusterView:
-    hosts = (replace(h, assigned=found.assigned.get(h.name, h.assigned)) for h in view.hosts)
-    return replace(view, hosts=tuple(hosts))
