@@ -16,6 +16,7 @@ from edl.cluster.lifecycle import JobLifecycle, LifeResult, LifeState
 from edl.cluster.plan import ClusterPlan, plan
 from edl.cluster.policies.registry import policy_named
 from edl.cluster.records import (
+    LACKS,
     AllocationRecord,
     ClusterRecord,
     Goal,
@@ -190,7 +191,6 @@ class Controller:
     versions: dict[str, int] = field(default_factory=dict)
     plan: ClusterPlan | None = None
     orders: list[Action] = field(default_factory=list)
-    paths: dict[str, Mapping[str, bool]] = field(default_factory=dict)  # as hosts have said
 
 
 class World:
@@ -261,7 +261,8 @@ class World:
             if goes_on.get(job) != agent.run:
                 self.agent_dies(name, job)
         for job, run in goes_on.items():
-            if job not in machine.agents and job not in machine.refuses | machine.denies:
+            refused = machine.refuses | machine.denies
+            if job not in machine.agents and job not in refused and not self._lacks(name, job):
                 machine.agents[job] = Agent(run)
                 self._register(name, job)
         self.check()
@@ -280,15 +281,26 @@ class World:
             for job, entry in machine.read[0].jobs.items()
             if job in machine.denies and not entry.ends
         }
+        found |= {
+            job: JobReport(entry.run, reason=f"{LACKS}{what}", refused=True)
+            for job, entry in machine.read[0].jobs.items()
+            if not entry.ends and (what := self._lacks(name, job))
+        }
         for job in {*machine.agents, *(one[0] for one in machine.workers)}:
             agent = machine.agents.get(job)
             runs = {r for j, r, _ in machine.workers if j == job}
             run = agent.run if agent is not None else min(runs)
             workers = tuple(machine.runs(job, run))
             found[job] = JobReport(run, agent is not None, None, workers)
-        there = {path: path not in machine.lacks for path in machine.read[0].paths}
-        machine.report = HostReport(machine.read[1], found, there)
+        machine.report = HostReport(machine.read[1], found)
         self.check()
+
+    def _lacks(self, host: str, job: str) -> str:
+        """Return which file of a job is not here; empty: all are."""
+        needed = self.jobs[job].request.required_paths if job in self.jobs else {}
+        return next(
+            (what for path, what in needed.items() if path in self.machines[host].lacks), ""
+        )
 
     def host_dies(self, name: str) -> None:
         """`edl host` is killed; its agents and their workers live on, and its offer a while."""
@@ -490,8 +502,6 @@ class World:
         hosts = []
         for name, machine in self.machines.items():
             controller.versions[f"host {name}"] = machine.version
-            report = machine.report
-            controller.paths[name] = report.paths if report is not None else {}
             offer = HostOffer(machine.slots, labels=machine.labels, tenants=machine.tenants)
             hosts.append(
                 HostView(
@@ -521,7 +531,6 @@ class World:
         for name, life in found.lives.items():
             self.jobs[name].life, self.jobs[name].life_version = life, self._version()
         for name, assigned in found.assigned.items():
-            self._check_files(name, assigned, controller.paths[name])
             self.machines[name].assigned = assigned
             self.machines[name].version += 1
         if found.allocation is not None:
@@ -571,12 +580,6 @@ class World:
                 return  # the agent has died meanwhile: the client refuses it
             run.devices, run.version = dict(order.devices), self._version()
             run.batch = order.batch
-
-    def _check_files(self, host: str, assigned: HostAssignment, said: Mapping[str, bool]) -> None:
-        """Check that a run begins on a host only if that has ``said`` that it has its files."""
-        for job in assigned.jobs.keys() - self.machines[host].assigned.jobs.keys():
-            for path in self.jobs[job].request.required_paths:
-                assert said.get(path), f"{job} begins on {host}, which has not got {path}"
 
     def _check_devices(self, order: CreateRun | PlaceRun) -> None:
         """Check that a run is told only of its own devices, and of as many as it may have."""

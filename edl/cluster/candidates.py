@@ -24,8 +24,6 @@ from edl.cluster.view import (
     DeviceTable,
     JobMeasurements,
     JobView,
-    PathCheck,
-    too_long_for_a_question,
 )
 from edl.errors import some
 from edl.policy.step_time import StepTime, StepTimeSample
@@ -379,8 +377,7 @@ def obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
     if job.run_is_foreign:
         hint = f"stop it with `edl stop {job.name}`, or delete this job"
         return f"waits: a job of this name, which the cluster has not started, runs; {hint}"
-    other = _waits_for_earlier(job, cluster) or _too_long_paths(job)
-    if other:
+    if other := _waits_for_earlier(job, cluster):
         return other
     missing = [name for name in job.manifest.secrets if name not in cluster.secrets]
     if missing:
@@ -408,19 +405,13 @@ def _waits_for_earlier(job: JobView, cluster: ClusterView) -> str:
     return ""
 
 
-def _too_long_paths(job: JobView) -> str:
-    why = too_long_for_a_question(job.manifest.required_paths)
-    return f"waits: {why}; delete it, and submit it with fewer or shorter paths" if why else ""
-
-
 @dataclass(frozen=True)
 class _HostChoice:
     """The hosts that a job can use."""
 
     limits: Mapping[str, int]  # host -> the most slots that it may have there, above 0
-    hosts: tuple[str, ...]  # the hosts that have its labels, and are not known to lack its files
+    hosts: tuple[str, ...]  # the hosts that have its labels, and on which it has not failed
     labels: str  # a text that only jobs with the same hosts have; empty if they are all
-    check: PathCheck  # what the hosts have said of its files
     room: int  # the slots that it could have, on all hosts together
 
 
@@ -436,7 +427,7 @@ class _HostChoices:
 
     def of(self, job: JobView) -> _HostChoice:
         tenant = tenant_of(job.name, self._cluster.tenants)
-        key = tenant, tuple(job.manifest.labels.items()), tuple(job.manifest.required_paths)
+        key = tenant, tuple(job.manifest.labels.items())
         found = self._kept.get(key)
         if found is None:
             name = tenant and f"{tenant}{SEPARATOR}"  # no job is called so
@@ -447,39 +438,40 @@ class _HostChoices:
         refuses = self._table.refuses(job.name, job.order)
         names = {*job.life.limits, *self._table.of_job(job.name), *refuses}
         own = {host: self.nodes[host] for host in names if host in self.nodes}
-        limits = _limits(job, self._cluster, self._table, own, found.check)
+        limits = _limits(job, self._cluster, self._table, own)
         if all(found.limits.get(host) == limits.get(host) for host in own):
             return found
         return self._choose(job)
 
     def _choose(self, job: JobView) -> _HostChoice:
         """Compute the hosts that `job` can use, and return them as a new object; keep nothing."""
-        check = self._cluster.path_checks.of(job.manifest)
-        limits = _limits(job, self._cluster, self._table, self.nodes, check)
+        limits = _limits(job, self._cluster, self._table, self.nodes)
         closed = (host for host in self.nodes if self._cluster.is_closed_to(host, job.name))
-        lacking = {*check.lacking, *self._table.refuses(job.name, job.order), *closed}
-        hosts, labels = _hosts_of(job, self._cluster, self.nodes, limits, lacking)
-        return _HostChoice(limits, hosts, labels, check, sum(limits.values()))
+        without = {*self._table.refuses(job.name, job.order), *closed}
+        hosts, labels = _hosts_of(job, self._cluster, self.nodes, limits, without)
+        return _HostChoice(limits, hosts, labels, sum(limits.values()))
 
 
 def _active(
     job: JobView, cluster: ClusterView, table: DeviceTable, choices: _HostChoices
 ) -> ActiveJob | str:
     choice = choices.of(job)
-    limits, check, room = choice.limits, choice.check, choice.room
+    limits, room = choice.limits, choice.room
     sizes = job.manifest.allowed_sizes
     most = sizes.below(room)
-    if _waits_for_answers(job, cluster, table.now_s, check):
-        return f"waits: {check.told}"
     if most is None:
         if why := _closed(job, cluster, choice):
             return why
-        failed = table.refuses(job.name, job.order)
-        whys = (
-            f"; it could not start on host {host}: {one.reason}" for host, one in failed.items()
-        )
-        why = _too_large(job, room, choices.nodes, check, cluster.more_hosts)
-        return why + "".join(whys)
+        total = sum(choices.nodes.values())
+        why = f"waits: it needs {counted(job.min_slots, 'slot')}"
+        if room == total:
+            why += f", and the cluster has {total}; {cluster.more_hosts}"
+        else:
+            where = "on hosts with its labels on which it may start"
+            why += f", and there are {room} {where}, of {total} in the cluster"
+        for host, one in table.refuses(job.name, job.order).items():
+            why += f"; it could not start on host {host}: {one.reason}"
+        return why
     had = _had(job, cluster, table)
     present = {host: min(count, limits[host]) for host, count in had.items() if host in limits}
     if had and not present:  # it was to move, and its new hosts fail: it still trains on the old
@@ -518,27 +510,18 @@ def _why_fixed(job: JobView, unchanged_s: float) -> str:
     return ""
 
 
-def _waits_for_answers(job: JobView, cluster: ClusterView, now_s: float, check: PathCheck) -> bool:
-    asked = any(cluster.host_named[host].takes_slots for host in check.unknown)
-    waited_s = now_s - job.life.since_s
-    # for a short time, so that it starts with all its slots at once
-    return (
-        asked and job.life.state is LifeState.QUEUED and 0 <= waited_s < cluster.settings.gather_s
-    )
-
-
 def _hosts_of(
     job: JobView,
     cluster: ClusterView,
     nodes: Mapping[str, int],
     known: Collection[str],
-    lacking: Collection[str],
+    without: Collection[str],
 ) -> tuple[tuple[str, ...], str]:
     labelled = [host for host in nodes if has_labels(job, cluster, host)]
-    hosts = tuple(host for host in labelled if host in known or host not in lacking)
+    hosts = tuple(host for host in labelled if host in known or host not in without)
     labels = ",".join(f"{key}={value}" for key, value in sorted(job.manifest.labels.items()))
-    without = ",".join(host for host in labelled if host not in hosts)
-    text = f"{labels} without {without}".strip() if without else labels
+    others = ",".join(host for host in labelled if host not in hosts)
+    text = f"{labels} without {others}".strip() if others else labels
     return hosts, "" if len(hosts) == len(nodes) else text
 
 
@@ -574,11 +557,7 @@ def _within(active: list[ActiveJob], host: str, slots: int, table: DeviceTable) 
 
 
 def _limits(
-    job: JobView,
-    cluster: ClusterView,
-    table: DeviceTable,
-    nodes: Mapping[str, int],
-    check: PathCheck,
+    job: JobView, cluster: ClusterView, table: DeviceTable, nodes: Mapping[str, int]
 ) -> dict[str, int]:
     """Return the most slots that `job` may have on each host, above 0, in the order of `nodes`."""
     life = job.life
@@ -593,9 +572,8 @@ def _limits(
         limit = life.limits.get(host)
         if limit is not None and limit.until_s > table.now_s:
             slots = min(slots, limit.most)
-        allows = check.allows(host) and not cluster.is_closed_to(host, job.name)
-        is_open = host not in blocked and (host in own or allows)
-        is_open = is_open and host not in failed
+        is_open = host not in blocked and host not in failed
+        is_open = is_open and (host in own or not cluster.is_closed_to(host, job.name))
         if slots and is_open and has_labels(job, cluster, host):
             found[host] = slots
     return found
@@ -639,21 +617,6 @@ def _closed(job: JobView, cluster: ClusterView, choice: _HostChoice) -> str:
         f"that run jobs of tenant {tenant}; {verb(len(hosts), 'host', 'hosts')} {some(hosts)} "
         f"{verb(len(hosts), 'names', 'name')} no user for it: `edl host --user {tenant}=USER`"
     )
-
-
-def _too_large(
-    job: JobView, room: int, nodes: Mapping[str, int], check: PathCheck, more_hosts: str
-) -> str:
-    needs = f"waits: it needs {counted(job.min_slots, 'slot')}"
-    total = sum(nodes.values())
-    if room == total:
-        return f"{needs}, and the cluster has {total}; {more_hosts}"
-    if check.told:
-        return (
-            f"{needs}, and there are {room} of {total} on hosts that have its files: {check.told}"
-        )
-    why = "on hosts with its labels on which it may start"
-    return f"{needs}, and there are {room} {why}, of {total} in the cluster"
 
 
 # ------------------------------------------------------------

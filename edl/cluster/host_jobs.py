@@ -22,7 +22,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from edl.cluster.records import HostAssignment, HostReport, JobReport
+from edl.cluster.records import LACKS, HostAssignment, HostReport, JobReport
 from edl.errors import ALREADY_HERE_EXIT, UsageError
 
 
@@ -112,8 +112,6 @@ class HostObservation:
     # whether this host leaves the cluster, so that all its agents are to leave their jobs
     leaves: bool = False
     kills: bool = False  # whether the time for that is over
-    # path -> whether it is there, for those that the leader asks for and that are known
-    paths: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,7 @@ def decide_host(
         ]
     starts, again_s = _starts(assigned, seen, runs, now_s, limits)
     return HostDecision(
-        HostReport(seen.version, _reports(assigned, seen, runs), seen.paths),
+        HostReport(seen.version, _reports(assigned, seen, runs)),
         starts,
         tuple(signals),
         ending_s,
@@ -293,7 +291,8 @@ def _reports(
         run = entry.run if entry is not None else living[job][0].run
         report = _report(run, living.get(job, ()), seen.agents.get(job))
         if entry is not None and not entry.ends and not report.agent and job in seen.obstacles:
-            report = replace(report, reason=seen.obstacles[job])
+            why = seen.obstacles[job]
+            report = replace(report, reason=why, refused=why.startswith(LACKS))
         if report.lives or report != JobReport(run):
             found[job] = report
     return found

@@ -181,8 +181,7 @@ def _counts(
     room = sum(count for offered, count in own.items() if labels <= offered)
     if job.min_slots > room + limits.max_hosts * limits.shape.slots:
         return False
-    lacking = cluster.path_checks.of(job.manifest).lacking
-    if any((offer := cluster.host_named[host].offer) and offer.lease for host in lacking):
+    if cluster.lacking_on_lent(job):
         return False  # another host of the same fleet would lack its files, too
     if job.life.state is not LifeState.QUEUED:
         return True

@@ -11,7 +11,6 @@ One call goes through these stages:
    from what runs have become.
 2. **Ended runs** (:mod:`edl.cluster.reconcile`). The hosts are told to end what belongs to no run
    that may go on. What they report as ended is free.
-   Hosts are asked which paths they have that jobs need (:mod:`edl.cluster.reconcile`).
 3. **Allocation** (:mod:`edl.cluster.allocate`). The policy is asked if that is due.
 4. **Giving back** (:mod:`edl.cluster.reconcile`). Jobs without slots in the allocation are told
    to stop. Jobs with fewer slots are to give some back; what they no longer use is free.
@@ -39,9 +38,7 @@ from edl.cluster.reconcile import (
     JobChange,
     PlanBuilder,
     advance_lives,
-    ask_about_paths,
     end_runs,
-    first_paths,
     give_back,
     stop_runs,
     take_devices,
@@ -96,7 +93,6 @@ def plan(cluster: ClusterView, policy: ClusterPolicy, now_s: float) -> ClusterPl
     builder = PlanBuilder(cluster, now_s)
     advance_lives(builder)
     end_runs(builder)
-    ask_about_paths(builder)
     now = replace(cluster, jobs=tuple(builder.jobs.values()), allocation=builder.allocation)
     builder.allocation, builder.waits = allocate(now, policy, builder.table)
     give_back(builder)
@@ -168,8 +164,7 @@ def _reasons(builder: PlanBuilder) -> dict[str, str]:
         if name in places:
             at = f"place {places[name]} of {len(queue)} in the queue"
             why = (why or job.life.reason).removeprefix("waits: ")
-            lacks = builder.cluster.path_checks.of(job.manifest).lacks
-            lacks = lacks or missing_on_borrowed(job, builder.cluster)
+            lacks = missing_on_borrowed(job, builder.cluster)
             more = f"; {lacks}" if lacks and lacks not in why else _holders(builder, job)
             found[name] = f"{at}: {why}{more}"
         else:
@@ -337,8 +332,7 @@ def _host_change(host: HostView) -> str:
 # devices change there. No record is in two parts, so each is written once, as the plan has made it.
 # If only some parts are written, the next plan goes on from there, as after any lost order.
 #
-# A part that is too large by itself is written with fewer of the paths that its hosts are asked for
-# (`asking_less`), or not at all (`without_parts`).
+# A part that is too large by itself is not written (`without_parts`).
 
 
 class PlanPart(NamedTuple):
@@ -363,16 +357,6 @@ def plan_parts(view: ClusterView, found: ClusterPlan) -> list[PlanPart]:
         hosts = [name for kind, name in members if kind == "host"]
         parts.append(PlanPart(tuple(sorted(jobs)), tuple(sorted(hosts))))
     return sorted(parts, key=lambda part: (bool(part.hosts), part))
-
-
-def asking_less(found: ClusterPlan, part: PlanPart, most_bytes: int) -> ClusterPlan:
-    """Return `found` with fewer paths asked of the hosts of `part`: the first in the queue."""
-    shorter = {
-        host: replace(after, paths=first_paths(after.paths, most_bytes))
-        for host, after in found.assigned.items()
-        if host in part.hosts
-    }
-    return replace(found, assigned={**found.assigned, **shorter})
 
 
 def without_parts(

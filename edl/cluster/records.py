@@ -16,6 +16,8 @@ from edl.errors import some
 from edl.record import Record
 from edl.text import counted, is_name
 
+LACKS = "this host lacks "  # begins the reason why a host refuses a run: a path is not there
+
 # ------------------------------------------------------------
 # Define what is known of the leases of a cluster: hosts that another engine lends to it.
 #
@@ -362,9 +364,6 @@ class HostAssignment(Record):
     # job -> its run and its devices. No device is in two of them.
     jobs: Mapping[str, JobAssignment] = field(default_factory=dict)
     silent_s: float = 0.0  # since when the host has had no offer; 0: it has one
-    # the paths of which the host is to say whether they are there. One that ends with a slash must
-    # be a directory.
-    paths: tuple[str, ...] = ()
     # job -> why it could not start there
     failures: Mapping[str, HostFailure] = field(default_factory=dict)
     # why the host gets no slots of any job, after such failures of several; empty: it may
@@ -402,8 +401,6 @@ class HostReport(Record):
     version: int = -1
     # job -> what lives of it. `edl host` knows of no process of a job that is not in it.
     jobs: Mapping[str, JobReport] = field(default_factory=dict)
-    # path -> whether it is there, for those of `paths` of which the host knows
-    paths: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

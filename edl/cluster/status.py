@@ -148,8 +148,7 @@ def with_new_host(view: ClusterView, slots: int, labels: Mapping[str, str]) -> C
     while name in view.host_named:
         number += 1
         name = f"new-{number}"
-    paths = {path: True for job in view.jobs for path in job.manifest.required_paths}
-    added = HostView(name, HostOffer(slots, labels=labels), report=HostReport(paths=paths))
+    added = HostView(name, HostOffer(slots, labels=labels), report=HostReport())
     return replace(view, hosts=sorted((*view.hosts, added), key=lambda host: host.name))
 
 

@@ -9,7 +9,6 @@ that checks the version of ``assigned``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,6 +25,7 @@ from edl.cluster.lifecycle import (
 from edl.cluster.manifest import JobManifest
 from edl.cluster.records import (
     FORMAT,
+    LACKS,
     AllocationRecord,
     ClusterRecord,
     Goal,
@@ -41,14 +41,13 @@ from edl.cluster.records import (
     Wanted,
     tenant_of,
 )
-from edl.errors import some
 from edl.policy.observation import alike
 from edl.policy.scaling_profile import ScalingProfile
 from edl.policy.step_time import StepTimeSample
 from edl.record import Record
 from edl.records import Assigned, Desired, Generation, Host, Job, JobState, TrainingStatus
 from edl.step.batching import Batching
-from edl.text import printable, verb
+from edl.text import printable
 
 # ------------------------------------------------------------
 # Move times of a cluster's records that lie ahead of the leader's clock to the present.
@@ -124,103 +123,6 @@ def leases_by(now_s: float, table: LeaseTable, rest_s: float) -> LeaseTable:
 
 def _right(now_s: float, times: Mapping[str, float]) -> Mapping[str, float]:
     return {name: min(at_s, now_s) for name, at_s in times.items()}
-
-
-# ------------------------------------------------------------
-# Know which hosts have the files that a job needs, before it gets a slot there.
-#
-# The leader writes paths into a host's assignment (`path_questions`), and the host says in its
-# report which of them are there. A job gets no new slots on a host that lacks one of its paths, or
-# has not said yet whether it is there.
-
-
-PATHS_NAMED = 2  # in one sentence
-
-MAX_BYTES = 200_000  # of all paths of a question; ZooKeeper holds 1 MB in a node
-
-_OF_A_CHARACTER = 12  # at most, in JSON: two escapes
-
-
-@dataclass(frozen=True)
-class PathCheck:
-    """What the hosts that offer slots have said of the paths that a job needs."""
-
-    # host -> the first path that it does not have, as the job names it
-    lacking: Mapping[str, str] = field(default_factory=dict)
-    # host -> the first path that it has not looked for yet
-    unknown: Mapping[str, str] = field(default_factory=dict)
-
-    def allows(self, host: str) -> bool:
-        return host not in self.lacking and host not in self.unknown
-
-    @property
-    def lacks(self) -> str:
-        """A clause that says which hosts lack what; empty if none does."""
-        return _clause(self.lacking, "lacks", "lack", "")
-
-    @property
-    def told(self) -> str:
-        unknown = _clause(self.unknown, "has", "have", "not looked yet for ")
-        return "; ".join(one for one in (self.lacks, unknown) if one)
-
-
-NOTHING_NEEDED = PathCheck()
-
-
-class PathChecks:
-    """The answers of all hosts of a cluster about paths."""
-
-    def __init__(self, hosts: Sequence[HostView]) -> None:
-        self._hosts = [host for host in hosts if host.offer is not None]
-        self._kept: dict[tuple[object, object], PathCheck] = {}
-
-    def of(self, job: JobManifest) -> PathCheck:
-        """Return what the hosts have said of the paths of `job`; many jobs have the same."""
-        if not job.required_paths:
-            return NOTHING_NEEDED
-        key = tuple(job.required_paths), tuple(job.labels.items())
-        if key in self._kept:
-            return self._kept[key]
-        lacking: dict[str, str] = {}
-        unknown: dict[str, str] = {}
-        for host in self._hosts:
-            labels = host.offer.labels if host.offer is not None else {}
-            if any(labels.get(key) != value for key, value in job.labels.items()):
-                continue
-            said = host.report.paths if host.report is not None else {}
-            for path, what in job.required_paths.items():
-                if said.get(path) is False:
-                    lacking.setdefault(host.name, what)
-                elif path not in said:
-                    unknown.setdefault(host.name, what)
-        unknown = {host: what for host, what in unknown.items() if host not in lacking}
-        self._kept[key] = found = PathCheck(lacking, unknown)
-        return found
-
-
-def path_bytes(paths: Iterable[str]) -> int:
-    return sum(len(json.dumps(path)) + 1 for path in paths)  # with a comma
-
-
-def too_long_for_a_question(paths: Collection[str]) -> str:
-    """Return why no host can be asked for all `paths`, as a clause; empty: it can."""
-    if _OF_A_CHARACTER * sum(map(len, paths)) + 3 * len(paths) <= MAX_BYTES:
-        return ""
-    size = path_bytes(paths)
-    if size <= MAX_BYTES:
-        return ""
-    return f"its cwd, venv and data have {size} bytes, and hosts are asked for {MAX_BYTES} at most"
-
-
-def _clause(found: Mapping[str, str], one: str, many: str, between: str) -> str:
-    hosts: dict[str, list[str]] = {}
-    for host in sorted(found):
-        hosts.setdefault(found[host], []).append(host)
-    clauses = [
-        f"{some(names)} {verb(len(names), one, many)} {between}{what}"
-        for what, names in list(hosts.items())[:PATHS_NAMED]
-    ]
-    return "; ".join(clauses)
 
 
 FIRST_STEP = 1.25  # of the time for the first workers: until their ring has trained a step
@@ -454,8 +356,19 @@ class ClusterView:
         return {job.name: job for job in self.jobs}
 
     @cached_property
-    def path_checks(self) -> PathChecks:
-        return PathChecks(self.hosts)
+    def _lent_lack(self) -> Mapping[tuple[str, int], Mapping[str, str]]:
+        found: dict[tuple[str, int], dict[str, str]] = {}
+        for host in self.hosts:
+            if host.offer is not None and host.offer.lease:
+                for job, one in host.assigned.failures.items():
+                    if one.reason.startswith(LACKS):
+                        what = one.reason.removeprefix(LACKS)
+                        found.setdefault((job, one.order), {}).setdefault(what, host.name)
+        return found
+
+    def lacking_on_lent(self, job: JobView) -> Mapping[str, str]:
+        """Return what `job` needs and did not find on lent hosts where it was to start: -> host."""
+        return self._lent_lack.get((job.name, job.order), {})
 
     @cached_property
     def host_named(self) -> Mapping[str, HostView]:
@@ -495,7 +408,6 @@ class DeviceTable:
         records = {host.name: assignment_by(now_s, host.assigned) for host in hosts}
         self._jobs = {name: dict(record.jobs) for name, record in records.items()}
         self._silent_s = {name: record.silent_s for name, record in records.items()}
-        self._paths = {host.name: host.assigned.paths for host in hosts}
         self._failures = {
             name: {k: v for k, v in one.failures.items() if now_s - v.at_s < FAILED_S}
             for name, one in records.items()
@@ -601,10 +513,6 @@ class DeviceTable:
         if self.hosts[host].reports_end(job):
             self._remove(host, job)
 
-    def ask(self, host: str, paths: Sequence[str]) -> None:
-        if not set(paths) <= set(self._paths[host]):
-            self._paths[host] = tuple(paths)
-
     def refuses(self, job: str, order: int) -> dict[str, HostFailure]:
         found = {host: failures.get(job) for host, failures in self._failures.items() if failures}
         return {host: one for host, one in found.items() if one and one.order == order}
@@ -613,6 +521,8 @@ class DeviceTable:
         """Note that a job could not start on a host; `blamed`: that is the host's fault."""
         if host in self._failures:
             blamed = blamed or any(name != job for name in self._blamed(host))
+            # Jobs that need no such file may run where one is not.
+            blamed = blamed and not reason.startswith(LACKS)
             self._failures[host][job] = HostFailure(order, reason, self.now_s, blamed)
 
     def forgive(self, job: str) -> None:
@@ -644,9 +554,8 @@ class DeviceTable:
             silent_s = 0.0
             if host.offer is None and host.version >= 0:
                 silent_s = self._silent_s[name] or self.now_s
-            new = HostAssignment(
-                self._jobs[name], silent_s, self._paths[name], self._failures[name], self._out[name]
-            )
+            failures, out = self._failures[name], self._out[name]
+            new = HostAssignment(self._jobs[name], silent_s, failures, out)
             if new != host.assigned:
                 found[name] = new
         return found
@@ -673,26 +582,18 @@ MISSING_S = 3600.0  # then hosts are asked for again: the files may be there by 
 def missing_paths(
     before: Mapping[str, MissingPath], cluster: ClusterView, now_s: float
 ) -> dict[str, MissingPath]:
-    borrowed = {
-        host.name: host.report.paths
-        for host in cluster.hosts
-        if host.offer is not None and host.offer.lease and host.report is not None
-    }
-    needed = {
-        path for job in cluster.jobs if job.wants_slots for path in job.manifest.required_paths
-    }
+    """Return the paths of jobs that a lent host lacks, or has lacked within `MISSING_S`."""
     found = {}
-    for path in sorted(needed):
-        said = {host: paths[path] for host, paths in borrowed.items() if path in paths}
-        known = before.get(path)
-        if known is not None and not 0.0 <= now_s - known.since_s < MISSING_S:
-            known = None
-        if any(said.values()):
+    for job in cluster.jobs:
+        if not job.wants_slots:
             continue
-        if known is None and said:
-            known = MissingPath(min(said), now_s)
-        if known is not None:
-            found[path] = known
+        lacking = cluster.lacking_on_lent(job)
+        for path, what in job.manifest.required_paths.items():
+            known = before.get(path)
+            if known is not None and 0.0 <= now_s - known.since_s < MISSING_S:
+                found[path] = known
+            elif what in lacking:
+                found.setdefault(path, MissingPath(lacking[what], now_s))
     return found
 
 

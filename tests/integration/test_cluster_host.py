@@ -298,13 +298,10 @@ def test_an_agent_waits_for_the_data_of_its_job(lab: Lab) -> None:
     host.expect("offers 2 slots")
     data = lab.shell.directory / "data"
     lab.submit("--steps", "5", data=(str(data),))
-    asked = HostAssignment(paths=(str(data), f"{data.parent}/"))
-    assert lab.writer.commit([assigned_write(lab.store.paths, lab.host, asked)])
-    lab.until(lambda: lab.report.paths == {str(data): False, f"{data.parent}/": True})
     lab.create(workers=1)
     lab.assign(j=JobAssignment(RUN, (0,)))
     why = f"this host lacks the job's data {data}"
-    lab.until(lambda: lab.of() == JobReport(RUN, reason=why))
+    lab.until(lambda: lab.of() == JobReport(RUN, reason=why, refused=True))
     data.touch()
     lab.until(lambda: lab.of().exit_code == 0)
     assert not lab.of().lives

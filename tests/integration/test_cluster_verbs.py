@@ -154,7 +154,7 @@ def host(leader: Leader) -> str:
     owner = HostOwner("token", "here", 1)
     registration = HostRegistration(leader.store.nodes, "node1", owner)
     registration.register(HostOffer(4), lambda _: True)
-    registration.report(HostReport(paths={f"{Path.cwd()}/": True}))
+    registration.report(HostReport())
     return "node1"
 
 

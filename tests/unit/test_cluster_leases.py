@@ -24,9 +24,11 @@ from edl.cluster.lifecycle import JobLifecycle, LifeState
 from edl.cluster.plan import plan
 from edl.cluster.policies.simple import MaxMin
 from edl.cluster.records import (
+    LACKS,
     ClusterRecord,
     Goal,
     HostAssignment,
+    HostFailure,
     HostLease,
     HostOffer,
     HostReport,
@@ -257,22 +259,27 @@ def test_nothing_is_asked_for_a_job_that_a_host_could_not_help() -> None:
     assert loan.turn().ask == ("l1",)
 
 
+def lacking(loan: Loan, host: str = "n1") -> Loan:
+    """Add job b, which could not start on a lent host that lacks its files."""
+    loan.job("b", required_paths={"/data/": "the job's data /data/"})
+    reason = f"{LACKS}the job's data /data/"
+    failure = HostFailure(loan.jobs["b"].order, reason, loan.now_s, False)
+    assigned = replace(loan.hosts[host].assigned, failures={"b": failure})
+    loan.hosts[host] = replace(loan.hosts[host], assigned=assigned)
+    return loan
+
+
 def test_nothing_is_asked_for_a_job_whose_files_a_borrowed_host_lacks() -> None:
-    loan = with_host("a")
-    loan.job("b", required_paths={"/data/": "the job's data /data/"})
-    report = HostReport(paths={"/data/": False})
-    loan.hosts["n1"] = replace(loan.hosts["n1"], report=report)
-    assert loan.turn().ask == ()
+    assert lacking(with_host("a")).turn().ask == ()
 
 
-def lacking(files: bool = False) -> Loan:
-    """Return a cluster whose only host, a lent one, has said whether it has the files of job b."""
+def with_lent_host() -> Loan:
     loan = Loan()
-    loan.job("b", required_paths={"/data/": "the job's data /data/"})
+    loan.job("a")
     loan.turn()
     loan.runs("l1", "n1")
-    loan.hosts["n1"] = replace(loan.hosts["n1"], report=HostReport(paths={"/data/": files}))
-    return loan
+    del loan.jobs["a"]
+    return lacking(loan)
 
 
 def without_hosts_of(loan: Loan) -> Loan:
@@ -286,7 +293,7 @@ def without_hosts_of(loan: Loan) -> Loan:
 
 
 def test_hosts_do_not_come_and_go_for_a_job_whose_files_they_lack() -> None:
-    loan = lacking()
+    loan = with_lent_host()
     why = "asks for no host on behalf of jobs that need /data/ for an hour: n1 lacks it"
     assert loan.turn().news == ((why, "n1"),)
     without_hosts_of(loan)
@@ -298,17 +305,8 @@ def test_hosts_do_not_come_and_go_for_a_job_whose_files_they_lack() -> None:
     assert loan.turn(200).table.wanted == 2, "an hour is over"
 
 
-def test_a_host_of_an_engine_that_has_the_files_is_asked_for_again() -> None:
-    loan = without_hosts_of(lacking())
-    loan.job("d", 1)
-    loan.turn()
-    loan.runs("l2", "n2")
-    loan.hosts["n2"] = replace(loan.hosts["n2"], report=HostReport(paths={"/data/": True}))
-    assert loan.turn(1).table.wanted == 2
-
-
 def test_who_halts_and_resumes_a_job_has_hosts_asked_for_again() -> None:
-    loan = without_hosts_of(lacking())
+    loan = without_hosts_of(with_lent_host())
     assert loan.turn(60).ask == ()
     job = loan.jobs["b"]
     loan.jobs["b"] = replace(job, wanted=Wanted(goal=Goal.HALT))
@@ -318,13 +316,13 @@ def test_who_halts_and_resumes_a_job_has_hosts_asked_for_again() -> None:
 
 
 def test_a_job_that_runs_asks_for_no_host_that_lacks_its_files() -> None:
-    loan = lacking()
+    loan = with_lent_host()
     loan.jobs["b"] = replace(loan.jobs["b"], life=JobLifecycle(state=LifeState.RUNNING, run="r"))
     assert loan.turn().table.wanted == 0
 
 
 def test_a_job_says_that_no_host_is_borrowed_for_it_and_why() -> None:
-    loan = without_hosts_of(lacking())
+    loan = without_hosts_of(with_lent_host())
     loan.table = replace(loan.table, engine="slurm")
     reasons = plan(with_leases(loan.view, loan.table), MaxMin(), loan.now_s).reasons
     assert reasons["b"].endswith(

@@ -29,7 +29,6 @@ from edl.cluster.plan import (
     ClusterPlan,
     PlannedEvent,
     PlanPart,
-    asking_less,
     plan,
     plan_events,
     plan_parts,
@@ -240,11 +239,6 @@ class PlanWriter:
         fitting, left_out = [], []
         for part in plan_parts(read.view, found):
             writes = self._of_part(read, found, part, events)
-            if byte_count(writes) > MAX_BYTES:
-                without = self._of_part(read, asking_less(found, part, 0), part, events)
-                left = MAX_BYTES - byte_count(without)
-                found = asking_less(found, part, left // max(1, len(part.hosts)))
-                writes = self._of_part(read, found, part, events)
             if byte_count(writes) > MAX_BYTES:
                 left_out.append(part)
             else:

@@ -43,7 +43,7 @@ from edl.cluster.host_jobs import (
 )
 from edl.cluster.manifest import JobManifest
 from edl.cluster.nodes import check_format, own_version
-from edl.cluster.records import SEPARATOR, HostAssignment, HostOffer, tenant_of
+from edl.cluster.records import LACKS, SEPARATOR, HostAssignment, HostOffer, tenant_of
 from edl.cluster.store import ClusterStore, HostOwner, HostRegistration
 from edl.cluster.wakeup import Wakeup
 from edl.errors import (
@@ -177,7 +177,7 @@ class AssignedRuns:
         there = self.paths.answers(manifest.required_paths)
         for path, what in manifest.required_paths.items():
             if not there.get(path, False):
-                return f"this host lacks {what}" if path in there else NOT_LOOKED.format(what)
+                return f"{LACKS}{what}" if path in there else NOT_LOOKED.format(what)
         return ""
 
     def close(self) -> None:
@@ -268,7 +268,7 @@ class HostDaemon:
 
     def run(self) -> None:
         self._session.add_listener(lambda state: self.wake())
-        self._agents.on_exit = self._runs.paths.on_answer = self._runs.on_created = self.wake
+        self._agents.on_exit = self._runs.on_created = self.wake
         with handled(TO_END, self._on_signal):
             self._register_first()
             self._say(
@@ -330,7 +330,6 @@ class HostDaemon:
             self._terminated & {one.identity for one in found},
             leaves=self._left_s > 0,
             kills=self._is_late(now_s),
-            paths=self._runs.paths.answers(assigned.paths),
         )
         starts, obstacles = self._prepare(assigned, self._decide(assigned, seen, now_s), now_s)
         decision = self._decide(assigned, replace(seen, obstacles=obstacles), now_s)
