@@ -28,7 +28,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -153,16 +152,13 @@ def profiled_slots(
         present = allocation.targets.get(name, given)
         spare = {} if somebody_waits else {host: n for host, n in free.items() if n > 0}
         room = {host: given.get(host, 0) + spare.get(host, 0) for host in {*given, *spare}}
-        size = next_size(
-            progress,
-            one.job.manifest.allowed_sizes,
-            sum(present.values()),
-            _most(one, room),
-            limits.sizes,
-        )
+        most = min(one.most, sum(min(n, one.limits.get(host, 0)) for host, n in room.items()))
+        allowed = one.job.manifest.allowed_sizes
+        size = next_size(progress, allowed, sum(present.values()), most, limits.sizes)
         if size is None:
             continue
-        placed = _placed(one, size, present, room)
+        job = JobSize(name, size, present, (), one.limits, lambda count: count)
+        placed = place_stably([job], {host: room[host] for host in sorted(room)}).get(name, {})
         if sum(placed.values()) == size:
             free.subtract(placed)
             free.update(given)
@@ -170,17 +166,6 @@ def profiled_slots(
             measured = f"{len(progress.known)} of {limits.sizes} sizes measured"
             reasons[name] = f"is profiled with {workers(size)}, {measured}"
     return ProfileSlots(found, reasons)
-
-
-def _most(one: ActiveJob, room: Mapping[str, int]) -> int:
-    return min(one.most, sum(min(n, one.limits.get(host, 0)) for host, n in room.items()))
-
-
-def _placed(
-    one: ActiveJob, size: int, present: Mapping[str, int], room: Mapping[str, int]
-) -> Mapping[str, int]:
-    job = JobSize(one.job.name, size, present, (), one.limits, lambda count: count)
-    return place_stably([job], {host: room[host] for host in sorted(room)}).get(job.name, {})
 
 
 # ------------------------------------------------------------
@@ -250,8 +235,11 @@ def ask_protecting(request: AllocationRequest, spare: Spare | None = None) -> De
         spared = {} if answer.problem else spare(asked, answer)
         if not spared:
             return answer
+        # Those that may not lose all slots have their fewest of them, fixed.
         asked = [
-            _at_fewest(one, spared[one.job.name]) if one.job.name in spared else one
+            replace(one, present=trimmed(one.present, one.job.min_slots), why_fixed=why)
+            if (why := spared.get(one.job.name))
+            else one
             for one in asked
         ]
 
@@ -301,11 +289,6 @@ def losers(asked: Sequence[ActiveJob], answer: Decision) -> list[ActiveJob]:
         and one.job.life.state is LifeState.RUNNING
         and one.size >= one.job.min_slots
     ]
-
-
-def _at_fewest(one: ActiveJob, why: str) -> ActiveJob:
-    """Return the active job with only the fewest of its present slots, fixed because of `why`."""
-    return replace(one, present=trimmed(one.present, one.job.min_slots), why_fixed=why)
 
 
 def _ask(request: AllocationRequest) -> Decision:
@@ -478,7 +461,8 @@ def ask_by_queue(request: AllocationRequest) -> Decision:
         used, most = answers[name].used, requests[name].limit
         if idle <= 0 or used >= most:
             continue
-        room = _with(left, answers[name], request.nodes)
+        own = _sum(answers[name].targets.values())
+        room = {host: left[host] + own[host] for host in request.nodes}
         part = replace(request, active=by_queue[name], nodes=room, queue=name)
         more = min(most, used + idle)
         again = _ask_queue(part, more)
@@ -558,62 +542,42 @@ def _ask_queue(request: AllocationRequest, most: int) -> Decision:
             reasons[one.job.name] = f"waits: it needs {counted(one.job.min_slots, 'slot')}"
         else:
             asked.append(replace(one, most=size))
-    asked = _requesting(asked, most)
-    survivors = _survivors(asked, most)
-    spare = partial(_spare, survivors=survivors, most=most, reclaims=held > most)
-    answer = ask_protecting(
-        replace(request, active=asked, most=most),
-        lambda jobs, answer: spare(jobs, answer, now_s=request.now_s),
-    )
+    # Shrunk so that another queue has its quota: a policy of fixed sizes would halt one else.
+    if sum(max(one.job.manifest.requested_np, one.size) for one in asked if one.size) > most:
+        asked = [
+            replace(one, requested=min(one.size, one.job.manifest.requested_np))
+            if one.size
+            else one
+            for one in asked
+        ]
+    # The jobs that can keep their fewest slots if all together have `most`.
+    room = most - sum(one.size for one in asked if one.is_fixed)
+    survivors = set()
+    for one in sorted(
+        asked, key=lambda one: (one.job.manifest.preemptible is not False, *rank_in_queue(one))
+    ):
+        if not one.is_fixed and one.size >= one.job.min_slots <= room:
+            room -= one.job.min_slots
+            survivors.add(one.job.name)
+
+    def spare(asked: Sequence[ActiveJob], answer: Decision) -> Mapping[str, str]:
+        kept = {**spare_unsaved(asked, answer, most), **spare_young(asked, answer, request.now_s)}
+        found = {name: why for name, why in kept.items() if name in survivors}
+        idle = most - answer.used
+        for one in sorted(losers(asked, answer), key=rank_in_queue):
+            name, least = one.job.name, one.job.min_slots
+            if name not in survivors or name in found:
+                continue
+            # Smaller jobs are enough for the other queue's quota, or it would be halted for nobody.
+            if held > most or least <= idle:
+                found[name] = SPARED
+                idle -= least
+        return found
+
+    answer = ask_protecting(replace(request, active=asked, most=most), spare)
     if not answer.problem:
         answer.reasons |= reasons
     return answer
-
-
-def _requesting(jobs: Sequence[ActiveJob], most: int) -> list[ActiveJob]:
-    """Return the jobs of a queue, so that a policy of fixed sizes lets small ones train on."""
-    training = [one for one in jobs if one.size]
-    if sum(max(one.job.manifest.requested_np, one.size) for one in training) <= most:
-        return list(jobs)
-    # Shrunk so that another queue has its quota: a policy of fixed sizes would halt one else.
-    return [
-        replace(one, requested=min(one.size, one.job.manifest.requested_np)) if one.size else one
-        for one in jobs
-    ]
-
-
-def _survivors(jobs: Sequence[ActiveJob], most: int) -> frozenset[str]:
-    left = most - sum(one.size for one in jobs if one.is_fixed)
-    found = []
-    for one in sorted(
-        jobs, key=lambda one: (one.job.manifest.preemptible is not False, *rank_in_queue(one))
-    ):
-        if not one.is_fixed and one.size >= one.job.min_slots <= left:
-            left -= one.job.min_slots
-            found.append(one.job.name)
-    return frozenset(found)
-
-
-def _spare(
-    asked: Sequence[ActiveJob],
-    answer: Decision,
-    survivors: frozenset[str],
-    most: int,
-    reclaims: bool,
-    now_s: float,
-) -> Mapping[str, str]:
-    kept = {**spare_unsaved(asked, answer, most), **spare_young(asked, answer, now_s)}
-    found = {name: why for name, why in kept.items() if name in survivors}
-    idle = most - answer.used
-    for one in sorted(losers(asked, answer), key=rank_in_queue):
-        name, least = one.job.name, one.job.min_slots
-        if name not in survivors or name in found:
-            continue
-        # Smaller jobs are enough for the other queue's quota, or it would be halted for nobody.
-        if reclaims or least <= idle:
-            found[name] = SPARED
-            idle -= least
-    return found
 
 
 def _together(
@@ -653,19 +617,8 @@ def _together(
 
 def _without(nodes: Mapping[str, int], answer: Decision) -> dict[str, int]:
     """Return `nodes`, host -> slots, without the slots that jobs get by `answer`."""
-    left = dict(nodes)
-    for target in answer.targets.values():
-        for host, count in target.items():
-            left[host] -= count
-    return left
-
-
-def _with(nodes: Mapping[str, int], answer: Decision, order: Mapping[str, int]) -> dict[str, int]:
-    left = dict(nodes)
-    for target in answer.targets.values():
-        for host, count in target.items():
-            left[host] += count
-    return {host: left[host] for host in order}
+    taken = _sum(answer.targets.values())
+    return {host: slots - taken[host] for host, slots in nodes.items()}
 
 
 # ------------------------------------------------------------
@@ -709,17 +662,40 @@ def allocate(
     request = AllocationRequest(active, nodes, cluster, policy, table.now_s)
     answer = ask_by_queue(request) if cluster.queues and not is_held else ask_protecting(request)
     if answer.problem:
+        names = {one.job.name for one in active}
+        targets = {name: target for name, target in last.targets.items() if name in names}
         broken = replace(last, at_s=table.now_s, inputs=inputs, problem=answer.problem)
-        return _without_others(broken, active), obstacles
-    within = [_within_queue(one, answer, cluster) for one in active]
+        return replace(broken, targets=targets), obstacles
+    within = []
+    for one in active:
+        queue = cluster.queues.get(one.job.manifest.queue)
+        if queue is not None and queue.most is not None:
+            # It gets no more slots for its profile than the policy gives it.
+            one = replace(one, most=sum(answer.targets.get(one.job.name, {}).values()))
+        within.append(one)
     profiles = profiled_slots(within, nodes, answer.targets, last, table.now_s)
     given = {name: answer.targets[name] for name in profiles.targets}
     answer.targets |= profiles.targets
     for name, what in profiles.reasons.items():
         answer.reasons[name] = f"{what}: {answer.reasons[name]}"
     held = policy.why if isinstance(policy, KeepAllocation) else ""
-    record = _recorded(answer, last, inputs, table.now_s)
-    return replace(record, profiled=given, held=held), obstacles
+    changed_s = {}
+    for name, target in answer.targets.items():
+        same = last.targets.get(name) == target
+        changed_s[name] = last.changed_s.get(name, table.now_s) if same else table.now_s
+    kept = {name: size for name, size in last.batches.items() if name in answer.reasons}
+    record = AllocationRecord(
+        at_s=table.now_s,
+        inputs=inputs,
+        targets=answer.targets,
+        changed_s=changed_s,
+        batches=kept | answer.batches,
+        reasons=answer.reasons,
+        state=answer.state,
+        profiled=given,
+        held=held,
+    )
+    return record, obstacles
 
 
 def _digest(
@@ -730,10 +706,20 @@ def _digest(
     now_s: float,
 ) -> str:
     """Return a digest, 16 hexadecimal digits, whose change lets the policy be asked at once."""
-    limits = _OwnLimits(nodes)
+    kept: dict[tuple[int, int], list[tuple[str, int]]] = {}
+
+    def own_limits(one: ActiveJob) -> list[tuple[str, int]]:
+        """Return (host, limit) where the job may have fewer slots than can be counted on."""
+        # Most jobs share one object with their limits.
+        key = id(one.limits), id(one.hosts)
+        if key not in kept:
+            limits = [(host, one.limits.get(host, 0)) for host in one.hosts]
+            kept[key] = [(host, limit) for host, limit in limits if limit < nodes[host]]
+        return kept[key]
+
     jobs = [
         (
-            (one.job.order, one.group, one.most, one.why_fixed, limits.of(one)),
+            (one.job.order, one.group, one.most, one.why_fixed, own_limits(one)),
             profile_progress(one.job, cluster.allocation, now_s),
         )
         for one in active
@@ -744,54 +730,3 @@ def _digest(
     ]
     inputs = (jobs, kinds, policy, queues) if queues else (jobs, kinds, policy)
     return hashlib.sha256(repr(inputs).encode()).hexdigest()[:16]
-
-
-def _within_queue(one: ActiveJob, answer: Decision, cluster: ClusterView) -> ActiveJob:
-    queue = cluster.queues.get(one.job.manifest.queue)
-    if queue is None or queue.most is None:
-        return one
-    return replace(one, most=sum(answer.targets.get(one.job.name, {}).values()))
-
-
-class _OwnLimits:
-    """A finder of the hosts where jobs may have fewer slots than can be counted on."""
-
-    def __init__(self, nodes: Mapping[str, int]) -> None:
-        self._nodes = nodes
-        self._kept: dict[tuple[int, int], list[tuple[str, int]]] = {}  # of the same objects
-
-    def of(self, one: ActiveJob) -> list[tuple[str, int]]:
-        """Return (host, limit) for such hosts; hosts without the job's labels are left out."""
-        # most jobs share one object with their limits
-        key = id(one.limits), id(one.hosts)
-        found = self._kept.get(key)
-        if found is None:
-            limits = [(host, one.limits.get(host, 0)) for host in one.hosts]
-            found = [(host, limit) for host, limit in limits if limit < self._nodes[host]]
-            self._kept[key] = found
-        return found
-
-
-def _recorded(
-    answer: Decision, last: AllocationRecord, inputs: str, now_s: float
-) -> AllocationRecord:
-    changed_s = {}
-    for name, target in answer.targets.items():
-        same = last.targets.get(name) == target
-        changed_s[name] = last.changed_s.get(name, now_s) if same else now_s
-    kept = {name: size for name, size in last.batches.items() if name in answer.reasons}
-    return AllocationRecord(
-        at_s=now_s,
-        inputs=inputs,
-        targets=answer.targets,
-        changed_s=changed_s,
-        batches=kept | answer.batches,
-        reasons=answer.reasons,
-        state=answer.state,
-    )
-
-
-def _without_others(record: AllocationRecord, active: Sequence[ActiveJob]) -> AllocationRecord:
-    names = {one.job.name for one in active}
-    targets = {name: target for name, target in record.targets.items() if name in names}
-    return replace(record, targets=targets)

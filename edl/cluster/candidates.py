@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -98,7 +98,12 @@ class LiveModel:
         step_s = self.step_time.step_s(workers, hosts, step / workers) * batch / step
         if not self.samples:
             return step_s
-        near = min(self.samples, key=lambda one: _distance(one, workers, hosts, step))
+
+        def distance(one: StepTimeSample) -> tuple[float, ...]:
+            other = abs(one.hosts - hosts), abs(one.batch - step / workers)
+            return abs(one.workers - workers), *other
+
+        near = min(self.samples, key=distance)
         return step_s * near.step_s / self.step_time.step_s(near.workers, near.hosts, near.batch)
 
     def efficiency(self, batch: int) -> float:
@@ -121,11 +126,16 @@ def live_model(job: JobView, now_s: float, models: StepTimeModels | None = None)
     if left is None and hints.steps is not None:
         left = max(0.0, float(hints.steps - measured.done_steps)) * batch
     limit = job.manifest.batch
+    attained = job.life.attained_s(now_s)
+    left_slot_s = max(attained, LEAST_SERVICE_S * job.min_slots)
+    if hints.duration_s is not None:
+        whole = hints.duration_s * job.manifest.requested_np
+        left_slot_s = max(whole - attained, LEAST_LEFT_S)
     models.add(samples)
     return LiveModel(
         samples=samples,
         left=left,
-        left_slot_s=_left_slot_s(job, now_s),
+        left_slot_s=left_slot_s,
         fewest=job.min_slots,
         noise_scale=measured.noise_scale,
         smallest_batch=limit.min if limit is not None else batch,
@@ -206,19 +216,14 @@ class StepTimeModels:
             fitted = dict(zip(new, fit_all(new), strict=True))
             self._added = {}
             found = fitted[key]
-            _keep(fitted)
+            _FITTED.update(fitted)
+            if len(_FITTED) > FITTED:  # without the older half
+                for old in list(_FITTED)[: FITTED // 2]:
+                    _FITTED.pop(old, None)
         return found
 
 
 _FITTED: dict[tuple[StepTimeSample, ...], StepTime] = {}
-
-
-def _keep(fitted: Mapping[tuple[StepTimeSample, ...], StepTime]) -> None:
-    """Keep fitted models, by the rounded samples; if they are too many, without the older half."""
-    _FITTED.update(fitted)
-    if len(_FITTED) > FITTED:
-        for key in list(_FITTED)[: FITTED // 2]:
-            _FITTED.pop(key, None)
 
 
 @lru_cache(maxsize=FITTED)
@@ -248,18 +253,6 @@ def _fit_error(step_time: StepTime, samples: tuple[StepTimeSample, ...]) -> Step
         for one in samples
     ]
     return StepTimeError(math.sqrt(sum(one * one for one in residuals) / free), len(samples))
-
-
-def _distance(one: StepTimeSample, workers: int, hosts: int, batch: int) -> tuple[float, ...]:
-    return abs(one.workers - workers), abs(one.hosts - hosts), abs(one.batch - batch / workers)
-
-
-def _left_slot_s(job: JobView, now_s: float) -> float:
-    attained, hints = job.life.attained_s(now_s), job.manifest.hints
-    if hints.duration_s is not None:
-        whole = hints.duration_s * job.manifest.requested_np
-        return max(whole - attained, LEAST_LEFT_S)
-    return max(attained, LEAST_SERVICE_S * job.min_slots)
 
 
 HAS_SLOTS = (LifeState.STARTING, LifeState.RUNNING)
@@ -448,7 +441,13 @@ class _HostChoices:
         limits = _limits(job, self._cluster, self._table, self.nodes)
         closed = (host for host in self.nodes if self._cluster.is_closed_to(host, job.name))
         without = {*self._table.refuses(job.name, job.order), *closed}
-        hosts, labels = _hosts_of(job, self._cluster, self.nodes, limits, without)
+        labelled = [host for host in self.nodes if has_labels(job, self._cluster, host)]
+        hosts = tuple(host for host in labelled if host in limits or host not in without)
+        labels = ",".join(f"{key}={value}" for key, value in sorted(job.manifest.labels.items()))
+        if others := ",".join(host for host in labelled if host not in hosts):
+            labels = f"{labels} without {others}".strip()
+        if len(hosts) == len(self.nodes):
+            labels = ""
         return _HostChoice(limits, hosts, labels, sum(limits.values()))
 
 
@@ -510,50 +509,28 @@ def _why_fixed(job: JobView, unchanged_s: float) -> str:
     return ""
 
 
-def _hosts_of(
-    job: JobView,
-    cluster: ClusterView,
-    nodes: Mapping[str, int],
-    known: Collection[str],
-    without: Collection[str],
-) -> tuple[tuple[str, ...], str]:
-    labelled = [host for host in nodes if has_labels(job, cluster, host)]
-    hosts = tuple(host for host in labelled if host in known or host not in without)
-    labels = ",".join(f"{key}={value}" for key, value in sorted(job.manifest.labels.items()))
-    others = ",".join(host for host in labelled if host not in hosts)
-    text = f"{labels} without {others}".strip() if others else labels
-    return hosts, "" if len(hosts) == len(nodes) else text
-
-
 def _within_hosts(
     active: list[ActiveJob], nodes: Mapping[str, int], table: DeviceTable
 ) -> list[ActiveJob]:
     """Return the active jobs, changed so that they have at most the slots of each host together."""
-    present: Counter[str] = Counter()
+    had: Counter[str] = Counter()
     for one in active:
-        present.update(one.present)
+        had.update(one.present)
     for host, slots in nodes.items():
-        if present[host] > slots:
-            active = _within(active, host, slots, table)
-    return active
-
-
-def _within(active: list[ActiveJob], host: str, slots: int, table: DeviceTable) -> list[ActiveJob]:
-    """Return the active jobs, changed so that they have together at most `slots` on `host`."""
-    found = []
-    for one in active:
-        entry = table.entries(one.job.name, one.job.life.run).get(host)
+        if had[host] <= slots:
+            continue
         # Each keeps only slots that belong to it already: others were not given back. Where the
         # host offers too few for these, the jobs that were submitted last have fewer.
-        own = len(entry.devices) - len(entry.leaving) if entry is not None else 0
-        count = min(one.present.get(host, 0), own, slots)
-        slots -= count
-        if count < one.present.get(host, 0):
-            present = {**one.present, host: count}
-            present = {name: number for name, number in present.items() if number}
-            one = replace(one, present=present, why_fixed="")
-        found.append(one)
-    return found
+        for at, one in enumerate(active):
+            entry = table.entries(one.job.name, one.job.life.run).get(host)
+            own = len(entry.devices) - len(entry.leaving) if entry is not None else 0
+            count = min(one.present.get(host, 0), own, slots)
+            slots -= count
+            if count < one.present.get(host, 0):
+                present = {**one.present, host: count}
+                present = {name: number for name, number in present.items() if number}
+                active[at] = replace(one, present=present, why_fixed="")
+    return active
 
 
 def _limits(

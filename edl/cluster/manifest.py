@@ -1,14 +1,7 @@
-"""Define the manifest of a job: what a user submits to a cluster, as a file in YAML.
-
-The shortest manifest::
-
-    name: digits
-    command: [python, train.py]
-    min: 1
-    max: 4
+"""Define the manifest of a job, what a user submits to a cluster, and read it from a file in YAML.
 
 The fields say what each key means; docs/reference/manifest.md and the JSON schema are generated
-from them. :mod:`edl.cluster.manifest` reads the file.
+from them.
 """
 
 from __future__ import annotations
@@ -207,8 +200,8 @@ class JobManifest(Record):
         tuple[_Text, ...],
         Meta(
             max_length=MAX_ITEMS,
-            description="files and directories that must exist on a host before the job gets a "
-            "slot there; relative to `cwd`",
+            description="files and directories that the job needs on a host: it does not start "
+            "where one is missing; relative to `cwd`",
         ),
     ] = ()
     checkpoint: Annotated[
@@ -337,7 +330,7 @@ class JobManifest(Record):
 
     @cached_property
     def required_paths(self) -> Mapping[str, str]:
-        """Path -> what it is, for all that a host must have before the job gets a slot there."""
+        """Path -> what it is, for all that a host must have to start the job."""
         # A path that ends with a slash must be a directory.
         found = {f"{self.cwd.rstrip('/')}/": f"the job's cwd {self.cwd}"} if self.cwd else {}
         if self.venv:
@@ -385,8 +378,34 @@ class ManifestProblem(NamedTuple):
 
 def first_problem(manifest: JobManifest) -> ManifestProblem | None:
     """Return the first contradiction between values of a manifest, or None if there is none."""
-    problems = (problem for check in _CHECKS for problem in check(manifest))
-    return next(problems, None)
+    return next(_problems(manifest), None)
+
+
+def _problems(manifest: JobManifest) -> Iterator[ManifestProblem]:
+    for key, text in _texts(manifest.to_json(), ()):
+        if found := first_control_character(text):
+            yield ManifestProblem(key, f"the character {found[0]!a} is not allowed; remove it")
+    yield from _sizes(manifest)
+    if manifest.name in manifest.after:
+        place = manifest.after.index(manifest.name)
+        why = f"after has {manifest.name}, which is this job; a job cannot wait for itself"
+        yield ManifestProblem(("after", place), why)
+    for variable in manifest.env:
+        if variable.startswith("EDL_"):
+            why = f"{variable} is a variable of edl; write settings of the job under `settings`"
+            yield ManifestProblem(("env", variable), why)
+    if not manifest.command[0]:
+        yield ManifestProblem(("command", 0), "the command has no program; name it first")
+    batch = manifest.batch
+    if batch is not None and batch.min > batch.max:
+        why = f"batch.min is {batch.min} and batch.max is {batch.max}; lower min, or raise max"
+        yield ManifestProblem(("batch", "min"), why)
+    if manifest.profile is not None and manifest.preemptible is False:
+        why = "profile changes the number of workers, and preemptible is false"
+        yield ManifestProblem(("profile",), f"{why}; leave one of them out")
+    if manifest.settings.resume:
+        why = "settings.resume is set by the cluster: a run continues from the job's checkpoints"
+        yield ManifestProblem(("settings", "resume"), f"{why}; leave it out")
 
 
 def _sizes(manifest: JobManifest) -> Iterator[ManifestProblem]:
@@ -420,24 +439,6 @@ def _sizes(manifest: JobManifest) -> Iterator[ManifestProblem]:
         yield ManifestProblem((key,), f"{key} is {manifest.requested_np}, and {near}{hint}")
 
 
-def _names(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    """Yield each name of a job or of an environment variable that `manifest` must not have."""
-    if manifest.name in manifest.after:
-        place = manifest.after.index(manifest.name)
-        why = f"after has {manifest.name}, which is this job; a job cannot wait for itself"
-        yield ManifestProblem(("after", place), why)
-    for variable in manifest.env:
-        if variable.startswith("EDL_"):
-            why = f"{variable} is a variable of edl; write settings of the job under `settings`"
-            yield ManifestProblem(("env", variable), why)
-
-
-def _characters(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    for key, text in _texts(manifest.to_json(), ()):
-        if found := first_control_character(text):
-            yield ManifestProblem(key, f"the character {found[0]!a} is not allowed; remove it")
-
-
 def _texts(
     value: object, key: tuple[str | int, ...]
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
@@ -450,29 +451,6 @@ def _texts(
     elif isinstance(value, list | tuple):
         for number, one in enumerate(value):
             yield from _texts(one, (*key, number))
-
-
-def _values(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    if not manifest.command[0]:
-        yield ManifestProblem(("command", 0), "the command has no program; name it first")
-    batch = manifest.batch
-    if batch is not None and batch.min > batch.max:
-        why = f"batch.min is {batch.min} and batch.max is {batch.max}; lower min, or raise max"
-        yield ManifestProblem(("batch", "min"), why)
-    if manifest.profile is not None and manifest.preemptible is False:
-        why = "profile changes the number of workers, and preemptible is false"
-        yield ManifestProblem(("profile",), f"{why}; leave one of them out")
-    if manifest.settings.resume:
-        why = "settings.resume is set by the cluster: a run continues from the job's checkpoints"
-        yield ManifestProblem(("settings", "resume"), f"{why}; leave it out")
-
-
-_CHECKS: tuple[Callable[[JobManifest], Iterator[ManifestProblem]], ...] = (
-    _characters,
-    _sizes,
-    _names,
-    _values,
-)
 
 
 # ------------------------------------------------------------
@@ -555,23 +533,18 @@ def parse_yaml(text: str, source: str) -> YamlValue:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             builder.add(event)
     except yaml.MarkedYAMLError as error:
-        raise _not_yaml(error, source) from None
+        problem = str(error.problem)
+        mark, began = error.problem_mark, error.context_mark
+        if began is not None and (mark is None or "end of stream" in problem):
+            mark = began
+        line = 1 if mark is None else mark.line + 1
+        hint = next((f"; {text}" for part, text in _YAML_HINTS if part in problem), "")
+        if began is not None and began.line + 1 != line:
+            hint = f" {error.context}, which begins in line {began.line + 1}{hint}"
+        raise ManifestError(source, line, f"this is not YAML: {problem}{hint}") from None
     if builder.root is None:
         raise ManifestError(source, 1, "the file is empty")
     return builder.root
-
-
-def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> ManifestError:
-    """Return the error for a text that PyYAML refused with `error`; `source` is its file."""
-    problem = str(error.problem)
-    mark, began = error.problem_mark, error.context_mark
-    if began is not None and (mark is None or "end of stream" in problem):
-        mark = began
-    line = 1 if mark is None else mark.line + 1
-    hint = next((f"; {text}" for part, text in _YAML_HINTS if part in problem), "")
-    if began is not None and began.line + 1 != line:
-        hint = f" {error.context}, which begins in line {began.line + 1}{hint}"
-    return ManifestError(source, line, f"this is not YAML: {problem}{hint}")
 
 
 class _Builder:
@@ -600,15 +573,16 @@ class _Builder:
     def _begin(self, event: Any, line: int) -> None:
         """Add the scalar, list or mapping that begins with `event`; a scalar may be a key."""
         within, key = self._open[-1] if self._open else (None, [])
-        names = within is not None and isinstance(within.content, dict) and not key
-        if names and not isinstance(event, yaml.ScalarEvent):
-            raise self._error(line, "a key is a list or a mapping; keys are words")
-        if names and len(event.value) > KEY_CHARS:
-            what = f"a key has {len(event.value)} characters, at most {KEY_CHARS} are allowed"
-            raise self._error(line, f"{what}; is the file a manifest?")
-        if names:
+        if within is not None and isinstance(within.content, dict) and not key:
+            if not isinstance(event, yaml.ScalarEvent):
+                raise self._error(line, "a key is a list or a mapping; keys are words")
+            if len(event.value) > KEY_CHARS:
+                what = f"a key has {len(event.value)} characters, at most {KEY_CHARS} are allowed"
+                raise self._error(line, f"{what}; is the file a manifest?")
+            if event.value in within.content:
+                what = f"{event.value} is given twice, first in line"
+                raise self._error(line, f"{what} {within.content[event.value].line}; keep one")
             key.append((event.value, line))
-            self._check_new(within, event.value, line)
             return
         if isinstance(event, yaml.ScalarEvent):
             new = YamlValue(line, event.value, plain=event.style is None)
@@ -629,13 +603,6 @@ class _Builder:
         else:
             assert isinstance(within.content, list)
             within.content.append(new)
-
-    def _check_new(self, within: YamlValue | None, key: str, line: int) -> None:
-        assert within is not None
-        assert isinstance(within.content, dict)
-        if key in within.content:
-            first = within.content[key].line
-            raise self._error(line, f"{key} is given twice, first in line {first}; keep one")
 
     def _check(self, event: Any, line: int) -> None:
         """Raise ManifestError if `event` has an anchor, an alias, a tag or a control character."""
@@ -695,25 +662,22 @@ def manifest_schema() -> dict[str, Any]:
             for text in (one, *one.values()):
                 if isinstance(text, dict) and "string" in text.get("type", ()):
                     text.setdefault("pattern", _TEXT)
-    _describe_settings(kinds["JobSettings"]["properties"])
+    properties = kinds["JobSettings"]["properties"]
+    del properties["resume"]  # the cluster sets it
+    for setting in fields(JobSettings):
+        about: Mapping[str, Any] = setting.metadata
+        if setting.name in properties:
+            described = properties[setting.name]
+            described["description"] = _without_links(about["help"])
+            if about["choices"]:
+                described["enum"] = list(about["choices"])
+            if about["least"] is not None:
+                described["minimum"] = about["least"]
     manifest = kinds.pop("JobManifest")
     command = manifest["properties"]["command"]
     command["prefixItems"] = [{**command["items"], "minLength": 1}]
     manifest["title"] = "A job of an edl cluster"
     return {"$schema": _DIALECT, **manifest, "$defs": kinds}
-
-
-def _describe_settings(properties: dict[str, Any]) -> None:
-    del properties["resume"]  # the cluster sets it
-    for one in fields(JobSettings):
-        about: Mapping[str, Any] = one.metadata
-        if one.name in properties:
-            schema = properties[one.name]
-            schema["description"] = _without_links(about["help"])
-            if about["choices"]:
-                schema["enum"] = list(about["choices"])
-            if about["least"] is not None:
-                schema["minimum"] = about["least"]
 
 
 def _without_links(text: str) -> str:

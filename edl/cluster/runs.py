@@ -86,7 +86,11 @@ class RunReader:
         self._forget_all_but(secrets)
         self._progress_s = progress_s
         self._behind |= self._changed_progress.take()
-        began_s, due = time.monotonic(), self._due(secrets)
+        began_s, now_s = time.monotonic(), self._clock()
+        read = {name: secret for name, (secret, _) in self._runs.items()}
+        due = {name for name, secret in secrets.items() if read.get(name) != secret}
+        due |= self.unreadable.keys()
+        due |= {name for name in self._behind if not self._is_fresh(name, now_s)}
         for number in range(PASSES):
             due |= self._changed_jobs.take()
             with self._changed_jobs.put_back_on_error(due):
@@ -109,15 +113,6 @@ class RunReader:
         self._behind = {name for name in self._behind if name in names}
         self._changed_jobs.keep_only(names)
         self._changed_progress.keep_only(names)
-
-    def _due(self, secrets: Mapping[str, str]) -> set[str]:
-        new = {name for name, secret in secrets.items() if self._secret_read(name) != secret}
-        now_s = self._clock()
-        older = {name for name in self._behind if not self._is_fresh(name, now_s)}
-        return {*new, *self.unreadable, *older}
-
-    def _secret_read(self, job: str) -> str | None:
-        return self._runs[job][0] if job in self._runs else None
 
     def _read(self, *reads: Any) -> list[Any]:
         return self._session.read_all("read runs of jobs", reads)
@@ -151,12 +146,13 @@ class RunReader:
                 self._progress.pop(name, None)
 
     def _with_progress(self, jobs: list[JobPaths], groups: list[list[Any]]) -> list[list[Any]]:
-        now_s = self._clock()
-        due = [
-            (paths, group)
-            for paths, group in zip(jobs, groups, strict=True)
-            if group is not CLOSED and not self._is_of_now(paths.name, group[:2], now_s)
-        ]
+        now_s, due = self._clock(), []
+        for paths, group in zip(jobs, groups, strict=True):
+            is_fresh = self._is_fresh(paths.name, now_s)
+            if group is not CLOSED and not (
+                is_fresh and self._progress[paths.name].about == group[:2]
+            ):
+                due.append((paths, group))
         self._behind.difference_update(paths.name for paths, _ in due)
         wakes = [self._changed_progress.wake(paths.name) for paths, _ in due]
         reads = [
@@ -174,9 +170,6 @@ class RunReader:
     def _is_fresh(self, job: str, now_s: float) -> bool:
         known = self._progress.get(job)
         return known is not None and now_s - known.read_s < self._progress_s
-
-    def _is_of_now(self, job: str, about: list[Any], now_s: float) -> bool:
-        return self._is_fresh(job, now_s) and self._progress[job].about == about
 
     def _answers(self, groups: list[list[Read]]) -> list[list[Any]]:
         try:
@@ -211,28 +204,24 @@ class RunReader:
         roots = [get(JobPaths(name).root, wake) for name, wake in zip(names, wakes, strict=True)]
         answers = [answer for (answer,) in self._answers([[root] for root in roots])]
         found = dict(zip(names, answers, strict=True))
-        self._watch_absent({name: answer for name, answer in found.items() if not answer})
+        # Only `exists` watches a node that is absent.
+        absent = [name for name, answer in found.items() if not answer]
+        reads = [exists(JobPaths(name).root, self._changed_jobs.wake(name)) for name in absent]
+        stats = zip(absent, self._read(*reads), strict=True)
+        self._changed_jobs.put_back(name for name, stat in stats if found[name] is None and stat)
         marks = {name: (one[1].czxid, secrets[name]) for name, one in found.items() if one}
         unknown = [
             name
             for name, mark in marks.items()
             if mark not in (self._opened.get(name), self._closed.get(name))
         ]
-        reads = [acl(JobPaths(name).root) for name in unknown]
-        acls = self._session.read_open("read ACLs", reads)
+        acls = self._session.read_open("read ACLs", [acl(JobPaths(name).root) for name in unknown])
         for name, answer in zip(unknown, acls, strict=True):
             access = Access(name, secrets[name])
             opens = answer is not None and access.opens(answer[0])
             kept = self._opened if opens else self._closed
             kept[name] = marks[name]
         return [name for name, mark in marks.items() if self._opened.get(name) == mark]
-
-    def _watch_absent(self, jobs: Mapping[str, Any]) -> None:
-        wakes = map(self._changed_jobs.wake, jobs)
-        roots = (JobPaths(name).root for name in jobs)
-        stats = self._read(*(exists(*one) for one in zip(roots, wakes, strict=True)))
-        missing = zip(jobs.items(), stats, strict=True)
-        self._changed_jobs.put_back(name for (name, one), stat in missing if one is None and stat)
 
 
 def _records(

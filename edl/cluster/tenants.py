@@ -1,11 +1,8 @@
 """Decide what a tenant may ask of a cluster, and whether a request is its own and new.
 
 A tenant is a user, or a team, who may submit, see and steer own jobs only (docs/adr/0027). Its
-requests reach the leader in an inbox that only the tenant can write. :func:`refusal` says why a
-request is not carried out, :func:`own_manifest` what is submitted.
-
-- The names of a tenant's jobs and secrets begin with its own: ``ann.digits``.
-- A request is signed with a key that is never sent, and accepted once.
+requests reach the leader in an inbox that only the tenant can write. The names of its jobs and
+secrets begin with its own: ``ann.digits``. A request is signed with a key that is never sent.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ MAX_REQUEST_BYTES = 1 << 18  # of a request, as it is stored and as JSON
 
 MAX_A_MINUTE = 120  # requests of a tenant: by them alone it takes an hour to fill the log
 
-_MINUTE_S = 60.0
+MINUTE_S = 60.0
 
 MAX_TEXT = 500  # characters of why a request was refused, and of an event about one
 
@@ -155,15 +152,11 @@ class RequestRate:
 
     def at(self, now_s: float) -> RequestRate:
         """Return the rate at the time `now_s`: a new minute begins when the last one is over."""
-        return self if 0.0 <= now_s - self.began_s < _MINUTE_S else RequestRate(now_s)
+        return self if 0.0 <= now_s - self.began_s < MINUTE_S else RequestRate(now_s)
 
     @property
     def is_reached(self) -> bool:
         return self.count >= MAX_A_MINUTE
-
-    @property
-    def ends_s(self) -> float:
-        return self.began_s + _MINUTE_S
 
 
 # --- decisions
@@ -199,7 +192,9 @@ def refusal(tenant: str, request: TenantRequest, responses: TenantResponses, key
         return "the request was answered before"
     if request.after < responses.forgotten:
         return "the request is older than the responses that are kept; ask again"
-    if len(request.key) > MAX_TEXT or not _is_text(request.key):
+    # JSON may have lone surrogates, which have no encoding.
+    is_text = not any("\ud800" <= one <= "\udfff" for one in request.key)
+    if len(request.key) > MAX_TEXT or not is_text:
         return f"the key must be a text of at most {MAX_TEXT} characters"
     if request.verb is not TenantVerb.SUBMIT and own_name(tenant, request.job) != request.job:
         return f"{request.job} is no job of tenant {tenant}"
@@ -208,11 +203,6 @@ def refusal(tenant: str, request: TenantRequest, responses: TenantResponses, key
     if request.priority is not None and abs(request.priority) > MAX_PRIORITY:
         return f"the priority must lie between -{MAX_PRIORITY} and {MAX_PRIORITY}"
     return ""
-
-
-def _is_text(value: str) -> bool:
-    # JSON may have lone surrogates, which have no encoding.
-    return not any("\ud800" <= one <= "\udfff" for one in value)
 
 
 def own_manifest(

@@ -9,8 +9,7 @@ import pytest
 
 from edl.cluster.host import daemon
 from edl.cluster.host.agents import StartOfRun
-from edl.cluster.host.daemon import ASK_S, MAX_IDENTITIES, NOT_CREATED, AssignedRuns
-from edl.cluster.host.path_probe import PathProbe
+from edl.cluster.host.daemon import ASK_S, MAX_IDENTITIES, NOT_CREATED, AssignedRuns, PathProbe
 from edl.cluster.manifest import JobManifest
 from edl.errors import AccessDenied
 from edl.zookeeper.access import Access

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from edl.cluster.host.path_probe import PathProbe, exists_here
+from edl.cluster.host.daemon import PathProbe, exists_here
 
 
 def test_a_look_that_does_not_end_holds_up_no_other() -> None:

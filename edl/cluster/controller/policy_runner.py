@@ -100,7 +100,16 @@ class BackgroundProcess:
                     return
                 # Another `edl host` adopts what it has started, but cannot come while it lives; nor
                 # can another API listen.
-                self._process, end = self._started()
+                self._process, end = None, ""
+                try:
+                    self._process = subprocess.Popen(
+                        self._command,
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,
+                        preexec_fn=die_with_parent,
+                    )
+                except (OSError, subprocess.SubprocessError) as error:
+                    end = f"cannot be started: {error}"
             if self._process is not None:
                 end = f"has ended with {self._process.wait()}"
             if self._ending.is_set():
@@ -110,19 +119,6 @@ class BackgroundProcess:
             self._say(f"{self._what} {end}; it is started again in {pause_s:g} s")
             self._ending.wait(pause_s)
             pause_s = min(MAX_PAUSE_S, 2 * pause_s)
-
-    def _started(self) -> tuple[subprocess.Popen[bytes] | None, str]:
-        """Return the process, started just now; or None, and why it cannot be started."""
-        try:
-            process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            return None, f"cannot be started: {error}"
-        return process, ""
 
 
 def slots_here(visible: str | None) -> int | None:
@@ -164,6 +160,7 @@ class PolicyProcess:
     def __call__(self, cluster: ClusterState) -> Allocation:
         if self._child is None:
             self._start()
+        assert self._child is not None
         assert self._connection is not None
         found: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
         asked = threading.Thread(
@@ -179,7 +176,12 @@ class PolicyProcess:
                 f"{counted(len(cluster.jobs), 'job')}"
             ) from None
         if answer is None:
-            raise UsageError(f"the process of the policy {self.name} has ended{self._how_ended()}")
+            code = None
+            with suppress(subprocess.TimeoutExpired):
+                code = self._child.wait(1.0)
+            self.close()
+            how = "" if code is None else f" with code {code}"
+            raise UsageError(f"the process of the policy {self.name} has ended{how}")
         if "error" in answer:
             self.close()
             logger.error("%s", answer["traceback"])
@@ -195,14 +197,6 @@ class PolicyProcess:
             child.wait()
         if connection is not None:
             connection.close()
-
-    def _how_ended(self) -> str:
-        code = None
-        if self._child is not None:
-            with suppress(subprocess.TimeoutExpired):
-                code = self._child.wait(1.0)
-        self.close()
-        return "" if code is None else f" with code {code}"
 
     def _start(self) -> None:
         mine, its = socket.socketpair()

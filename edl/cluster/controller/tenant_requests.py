@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from edl.cluster.lifecycle import ClusterEventKind, JobLifecycle, LifeState
@@ -23,6 +24,7 @@ from edl.cluster.tenants import (
     MAX_A_MINUTE,
     MAX_JOBS,
     MAX_REQUEST_BYTES,
+    MINUTE_S,
     RequestRate,
     TenantRecord,
     TenantRequest,
@@ -98,27 +100,21 @@ class TenantRequests:
         waiting = [node for node in waiting if f"{tenant}/{node}" not in self._stuck]
         self._rates[tenant] = self._rates.get(tenant, RequestRate()).at(now_s)
         for node in waiting[:AT_ONCE]:
-            if self._rates[tenant].is_reached:
-                return self._wait(tenant, now_s)
+            rate = self._rates[tenant]
+            if rate.count >= MAX_A_MINUTE:
+                if not rate.is_logged:  # once a minute
+                    reason = (
+                        f"tenant {tenant} has asked for {MAX_A_MINUTE} changes within a minute, "
+                        "which is the most; its other requests wait for the next minute"
+                    )
+                    self._writer.commit([self._event(tenant, reason)])
+                    self._rates[tenant] = replace(rate, is_logged=True)
+                return max(0.0, rate.began_s + MINUTE_S - now_s)
             self._take_or_drop(tenant, about, node)
         if len(waiting) > AT_ONCE:
             return 0.0
         is_tried = any(f"{tenant}/{node}" in self._failures for node in waiting)
         return AGAIN_S if is_tried else float("inf")
-
-    def _wait(self, tenant: str, now_s: float) -> float:
-        """Log once a minute that requests of a tenant wait; return for how many seconds."""
-        rate = self._rates[tenant]
-        if not rate.is_logged:
-            store = self._store_of(tenant, self._nodes)
-            reason = (
-                f"tenant {tenant} has asked for {MAX_A_MINUTE} changes within a minute, which is "
-                "the most; its other requests wait for the next minute"
-            )
-            event = store.events.new(ClusterEventKind.TENANT, reason)
-            self._writer.commit([event_write(self._paths, event)])
-            self._rates[tenant] = replace(rate, is_logged=True)
-        return max(0.0, rate.ends_s - now_s)
 
     def _take_or_drop(self, tenant: str, about: TenantRecord, node: str) -> None:
         """Carry out one request; remove it from the inbox if that fails for a reason of its own."""
@@ -265,9 +261,11 @@ class TenantRequests:
         self._refusals[tenant] += 1
         if self._refusals[tenant] > REFUSALS_LOGGED:
             return []
-        store = self._store_of(tenant, self._nodes)
-        reason = shown(f"a request of tenant {tenant} was refused: {why}")
-        return [event_write(self._paths, store.events.new(ClusterEventKind.TENANT, reason))]
+        return [self._event(tenant, shown(f"a request of tenant {tenant} was refused: {why}"))]
+
+    def _event(self, tenant: str, reason: str) -> Write:
+        events = self._store_of(tenant, self._nodes).events
+        return event_write(self._paths, events.new(ClusterEventKind.TENANT, reason))
 
     def _store_of(self, tenant: str, nodes: ClusterNodes) -> ClusterStore:
         """Return a store whose events say that `tenant` has asked, at the time of the leader."""
@@ -299,25 +297,22 @@ class TenantRequests:
             if 0.0 <= now_s - at_s < EVERY_S:
                 left_s = min(left_s, at_s + EVERY_S - now_s)
                 continue
-            self._told[tenant] = now_s, view if self._write_view(tenant, view) else told
+            path = self._paths.tenant_view(tenant)
+            write = partial(_view_write, path, view)
+            try:
+                self._writer.commit([fitting_write(write, view.reasons)])
+                told = view
+            except LeadershipLost:
+                raise
+            except CoordinationError:
+                self._check_answers()
+                logger.exception("what tenant %s is to be told cannot be written", tenant)
+            self._told[tenant] = now_s, told
         return left_s
-
-    def _write_view(self, tenant: str, view: TenantView) -> bool:
-        """Write what a tenant is told; return whether that succeeds while ZooKeeper answers."""
-        path = self._paths.tenant_view(tenant)
-
-        def write(fitting: Mapping[str, str]) -> Write:
-            return Write(path, replace(view, reasons=fitting).to_json())
-
-        try:
-            self._writer.commit([fitting_write(write, view.reasons)])
-        except LeadershipLost:
-            raise
-        except CoordinationError:
-            self._check_answers()
-            logger.exception("what tenant %s is to be told cannot be written", tenant)
-            return False
-        return True
 
     def _check_answers(self) -> None:
         self._nodes.read(exists(self._paths.cluster))
+
+
+def _view_write(path: str, view: TenantView, reasons: Mapping[str, str]) -> Write:
+    return Write(path, replace(view, reasons=reasons).to_json())
