@@ -19,7 +19,6 @@ from edl.errors import CoordinationError
 THREADS = 16  # ZooKeeper writes the submissions of so many to its disk together
 QUESTIONS = 1000  # of one session, each perhaps about another job
 FREE_S = 5.0  # how long a request waits for a thread
-
 T = TypeVar("T")
 
 

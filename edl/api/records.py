@@ -153,7 +153,6 @@ class AuditList(Record):
 
 
 MANIFEST = "Manifest"  # of the component with the schema of what users write
-
 _REFERENCE = "#/components/schemas/"
 
 _ERRORS: Mapping[int, str] = {

@@ -151,7 +151,6 @@ def _described(error: RequestValidationError) -> str:
 
 
 HEAD_BYTES = 65536  # of the request line and the headers
-
 HEAD_S = 10.0  # for them to come, from the connection, or from their first byte
 
 
@@ -228,11 +227,8 @@ class LimitProtocol(HttpToolsProtocol):
 
 
 YAML = "application/yaml"
-
 SOURCE = "the manifest"  # in messages
-
 R = TypeVar("R", bound=Record)
-
 T = TypeVar("T")
 
 
@@ -282,7 +278,6 @@ def _no_home() -> str:
 
 
 BODY_S = 10.0  # for the body of a request to come
-
 LIMITS = AuthenticatorLimits(used_nonces=65536)  # 2,000 signed requests a second for 30 s
 
 

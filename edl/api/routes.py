@@ -84,9 +84,7 @@ async def wait_for_end(
 
 
 MOST_WAIT_S = 60.0  # of one request; a proxy between may have a time-out, too
-
 MOST_EVENTS = 1000  # in one answer
-
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 of_jobs = APIRouter(prefix="/v1", tags=["jobs"])
@@ -365,7 +363,6 @@ def check_registered(name: str) -> None:
 
 FRESH_S = 1.0  # how old an answer may be
 FILLING_S = 2.0  # how long a request waits for another one to add what is new
-
 T = TypeVar("T")
 
 of_history = APIRouter(prefix="/v1/history", tags=["history"])

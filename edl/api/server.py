@@ -66,7 +66,6 @@ class EmbeddedServer(uvicorn.Server):
 
 
 CONNECTIONS = 1000  # at most; further requests get 503
-
 END_S = 5.0  # for the requests that are being answered
 
 

@@ -55,13 +55,9 @@ from edl.text import counted, verb
 
 
 FITTED = 20_000  # models that are kept, twice as many as a cluster may have jobs
-
 ROUNDED_TO = 0.01  # of the logarithms of times and batches to which a model is fitted
-
 LEAST_SERVICE_S = 60.0  # of a job that has just begun, and may be any length
-
 LEAST_LEFT_S = 1.0  # of a job that takes longer than its user has said
-
 UNKNOWN_SPEED = StepTime(each_sample_s=1.0)
 
 
@@ -260,7 +256,6 @@ HAS_SLOTS = (LifeState.STARTING, LifeState.RUNNING)
 # It bounds what one decision costs, so queues share it; Slurm's backfill looks at as many
 # (bf_max_job_test).
 MAX_ASKED = 500
-
 MIN_ASKED = 50  # of each queue, however many there are
 
 

@@ -45,7 +45,6 @@ class HostLimits:
 
 
 LIMITS = HostLimits()
-
 REFUSED_AFTER = 4  # agents of a run that failed soon after their start, one after another
 
 
@@ -316,11 +315,8 @@ def _report(run: str, living: Sequence[RunProcess], last: LastAgent | None) -> J
 
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?)")
-
 _FACTORS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-
 LEAST_BYTES = 64 << 20  # of a slot's memory: with less no agent starts
-
 LEAST_TASKS = 64
 
 

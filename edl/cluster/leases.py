@@ -189,9 +189,7 @@ def _counts(
 
 
 PREFIX = "l"  # of the name of a lease, before its number
-
 FIRST_REST_S, MAX_REST_S = 10.0, 300.0
-
 SOON_S = 60.0  # a host that ends so soon after it came, and was not told to, has failed, too
 
 

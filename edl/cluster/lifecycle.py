@@ -26,9 +26,7 @@ from edl.record import Record
 from edl.text import excerpts
 
 MAX_BACK_OFF_S = 300.0  # the longest wait before a job is tried again
-
 _TOKEN_LENGTH = 24  # hexadecimal digits of a run's token
-
 STABLE_S = MAX_BACK_OFF_S  # after so long in training a failure counts as the first one again
 
 
@@ -71,7 +69,6 @@ class Transition(NamedTuple):
 
 
 _FINISH = Transition(LifeState.ENDED, "the run has trained to the end")
-
 _GIVE_UP = Transition(LifeState.ENDED, "the run has failed, and no retries are left")
 
 _CANNOT_START = Transition(

@@ -31,7 +31,6 @@ from edl.spec import JobSettings, JobSpec, Sizes
 
 # Ranges of a regular expression, of Python and of JSON schemas.
 CONTROL = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff"
-
 _FIRST = re.compile(rf"[{CONTROL}\ud800-\udfff]")
 
 
@@ -41,11 +40,8 @@ def first_control_character(text: str) -> tuple[str, int] | None:
 
 
 MAX_WORKERS = 100_000  # of one job; a plan may go through all sizes
-
 MAX_PRIORITY = 1_000_000  # and as much below 0
-
 MAX_ITEMS = 1000  # of a list
-
 VARIABLE_RULE = "letters, digits and underscores, not beginning with a digit"
 
 _Name = Annotated[str, Meta(pattern=names.PATTERN, extra={"must": f"be {names.RULE}"})]
@@ -465,19 +461,14 @@ def _texts(
 
 
 KEY_CHARS = 128  # of a key; longer than names are
-
 DEPTH = 8  # levels of lists and mappings within each other; a manifest has three
 
 Scalar = str | int | float | bool | None
 
 _INT = re.compile(r"[-+]?[0-9]{1,18}")
-
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-
 _WORDS: dict[str, Scalar] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
-
 _WORDS |= dict.fromkeys(("true", "True", "TRUE"), True)
-
 _WORDS |= dict.fromkeys(("false", "False", "FALSE"), False)
 
 _YAML_HINTS = (
@@ -639,11 +630,8 @@ def _word(text: str) -> str:
 
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
 _AS_WRITTEN = ["string", "number", "boolean"]  # of a text that a user need not quote
-
 _TEXT = f"^[^{CONTROL}]*$"
-
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
@@ -693,9 +681,7 @@ def _without_links(text: str) -> str:
 
 
 MAX_BYTES = 65536  # of a manifest; ZooKeeper holds at most 1 MB in a node, and all in memory
-
 _JSON_PER_YAML = 4  # the most bytes of JSON that a byte of a manifest's file becomes, about
-
 SHORTEST = "name, command, min and max"
 
 _Key = tuple[str | int, ...]

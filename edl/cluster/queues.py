@@ -49,7 +49,6 @@ from edl.text import counted
 
 
 MAX_WEIGHT = 1e6
-
 NO_QUEUE = QueueRecord()  # of jobs whose queue has no record: no quota, and the weight 1
 
 

@@ -42,7 +42,6 @@ from edl.text import by_host, counted, duration_in_words, excerpt
 # Exit codes with which a command ends that cannot start: Python's of a script that is not there and
 # argparse's, a shell's of a program that is not there, and that of a worker that edl refuses.
 HOPELESS = (2, NO_PROGRAM_EXIT, REFUSED_EXIT)
-
 UNSAVED = "; it saves no checkpoint"  # before what is lost
 
 

@@ -184,7 +184,6 @@ def chosen_logs(
 
 
 LOGS_PATH = "/logs"
-
 PART_BYTES = 1 << 20  # of a log in one answer, at most
 
 
@@ -463,7 +462,6 @@ class StoredSecret(Record):
 
 
 SEPARATOR = "."  # between the name of a tenant and that of its job
-
 _PREFIX = "tenant"
 
 

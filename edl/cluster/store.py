@@ -540,7 +540,6 @@ class ClusterSettings(ClusterPart):
 
 
 PASSES = 20  # over nodes that others change meanwhile
-
 FEW_PASSES, PASSES_S = 5, 0.5  # after so many, and so long, others write without a pause
 
 WakeOf = Callable[[str], Callable[[], None]]  # the `wake` of the reads of a job
@@ -915,7 +914,6 @@ class ClusterQueues(ClusterPart):
 
 
 SHOWN = "a name of a tenant has 1 to 32 letters, digits, dashes and underscores, and no dot"
-
 PART = 500  # nodes that are removed in one transaction, which takes 1 MiB
 
 

@@ -52,9 +52,7 @@ from edl.zookeeper.reads import children, decode, encode, exists, get
 from edl.zookeeper.session import Refused, Session
 
 MAX_JOBS = 10_000  # in one cluster, the ended ones included; ZooKeeper has all in memory
-
 SMALL_BYTES = 4096  # of a manifest, as it is stored, that is taken in any case; most have 1,000
-
 SHARED_BYTES = 1 << 24  # of a manifest, divided by the number of jobs: at most 110 MB for all
 
 
@@ -204,7 +202,6 @@ def _checked_queue(store: ClusterStore, manifest: JobManifest, owner: JobOwner |
 
 
 ANSWER_S = 10.0  # that a request waits for the leader's answer
-
 LOOK_S = 0.05  # between two looks for the answer
 
 

@@ -22,21 +22,13 @@ from edl.errors import UsageError, some
 from edl.record import Record
 
 RESPONSES_KEPT = 500  # of each tenant, the newest
-
 MAX_TENANTS = 1000  # of a cluster
-
 MAX_JOBS = 2000  # of a tenant, those that have ended included
-
 MAX_REQUEST_BYTES = 1 << 18  # of a request, as it is stored and as JSON
-
 MAX_A_MINUTE = 120  # requests of a tenant: by them alone it takes an hour to fill the log
-
 MINUTE_S = 60.0
-
 MAX_TEXT = 500  # characters of why a request was refused, and of an event about one
-
 _MAX_ID, _MAX_JOB = 64, 128  # characters; the job may be wrong, and is then quoted
-
 _NUMBERED = re.compile(r"r-([0-9]{10})")  # as ZooKeeper numbers the nodes of an inbox
 
 

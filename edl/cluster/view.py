@@ -395,7 +395,6 @@ class ClusterView:
 
 
 FAILED_S = 300.0  # for so long a job that could not start on a host gets no slots there
-
 FAILED_JOBS = 3  # so many different jobs that could not start take a host out
 
 
@@ -666,7 +665,6 @@ Action = CreateRun | PlaceRun | StopRun
 
 
 STATUSES_PER_S = 100.0  # written by all runs of a cluster together, once there are many
-
 RESUME = "auto"  # the setting of a run that continues from the newest checkpoint, if there is one
 
 
@@ -817,9 +815,7 @@ def _by_host(devices: Collection[tuple[str, int]]) -> Devices:
 MAX_STEPS = 200  # kept of a job, the newest
 # The code of a job may write any number. What policies compute with must not overflow, or be 0.
 MOST = 1e12  # workers, hosts, samples, steps, samples a second
-
 MAX_WORKERS = 10**6
-
 LEAST = 1e-9  # samples of a worker in a step, samples a second
 
 

@@ -39,19 +39,12 @@ from edl.zookeeper.reads import children, encode, exists, get
 from edl.zookeeper.session import Refused
 
 ENDED_KEPT = 500  # the newest ended jobs that no user has deleted stay in the records
-
 ENDED_KEPT_S = 7 * 86_400.0  # so do all others, for so long after their end
-
 MAX_ENDED = 3000  # but no more than so many
-
 EVENTS_KEPT = 10_000
-
 GONE_KEPT_S = 86_400.0  # a host that offers nothing stays so long in the records
-
 MAX_BYTES = 1_000_000  # of a transaction; ZooKeeper disconnects a client that sends 1 MB
-
 _TRIM_S = 1.0  # of the leader's turn
-
 _EVENTS_SPARE = 500  # so many more, before the oldest are removed: to list them is not for nothing
 
 

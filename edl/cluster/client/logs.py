@@ -28,15 +28,12 @@ from edl.zookeeper.access import Access
 
 
 ANSWER_S = 10.0  # for `edl host` to answer, beyond the time that it waits for something to be there
-
 WAIT_S = 10.0  # that it waits so, each time
 
 LogPlace = tuple[int, int]  # the number of a file of a log, and an offset in it
 
 BEGINNING: LogPlace = (0, 0)
-
 _FILES = 2  # of a log
-
 MISSED = b"\nedl: what was written here is gone: nobody read it in time\n"
 
 
@@ -108,7 +105,6 @@ class HostLogs:
 
 
 AT_ONCE = 16  # hosts that are asked which logs they have
-
 MAX_BYTES = 1 << 22  # of the ends of all logs of a job together
 
 

@@ -20,7 +20,6 @@ from edl.zookeeper.events import OnUnreadable, leave_out
 
 UNSEEN = "no controller of the cluster has seen it yet"
 AWAY_S = 600.0  # without an answer of ZooKeeper, after which a wait without a time limit ends
-
 TIMED_OUT = 124  # the exit code of `edl wait` whose time is over; that of timeout(1)
 HALTED = EXIT_CODES[AgentEnd.STOPPED]  # of `edl wait` for a job that a user has halted
 DELETED = EXIT_CODES[AgentEnd.NO_SUCH_JOB]  # of `edl wait` for a job that a user has deleted

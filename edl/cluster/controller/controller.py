@@ -219,7 +219,6 @@ class RunWriter:
 
 
 TRANSACTION_BYTES = 400_000  # ZooKeeper takes 1 MB, and each write costs more than its values
-
 TRANSACTION_WRITES = 250  # a busy server must answer within a session's time-out
 
 Events = Sequence[PlannedEvent]
@@ -316,7 +315,6 @@ def _transactions(parts: Sequence[Sequence[Write]]) -> list[list[Write]]:
 
 
 REMOVALS_S = 1.0  # of one turn, to remove jobs: something else may be urgent meanwhile
-
 REMOVER_REST_S = 60.0  # before edl tries again what ZooKeeper's administrator has to do
 
 
@@ -460,19 +458,12 @@ SESSION_S = 2.0  # a controller that is silent for so long does not lead any mor
 # On a machine that is too busy for that, a controller would read a large cluster again and again,
 # and lose its session meanwhile. So after each session that it has lost it asks for twice as long.
 MAX_SESSION_S = 16.0
-
 LOOK_S = 5.0  # the longest time between two looks, though nothing is seen to change
-
 FOLLOW_S = 0.25  # the same of a controller that does not lead: so soon it notices a death
-
 REST_S = 0.5  # the longest rest after a turn, which else is as long as the turn took
-
 AGAIN_S = 0.5  # between two tries while ZooKeeper is away
-
 ORDERS_S = 1.0  # of one turn, to carry out orders: something else may be urgent meanwhile
-
 BUSY_S = 10.0  # between two removals of ended jobs while each turn has something else to do
-
 HOUSEKEEPING_S = 60.0  # between two removals of what is old, and of garbage
 
 Say = Callable[[str], None]

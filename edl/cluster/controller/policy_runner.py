@@ -42,13 +42,9 @@ logger = logging.getLogger(__name__)
 
 
 GPUS = Path("/proc/driver/nvidia/gpus")  # a directory for each GPU, where there is NVIDIA's driver
-
 STABLE_S = 60.0  # a process that lived for so long is started again at once
-
 FIRST_PAUSE_S = 1.0  # between its end and its next start
-
 MAX_PAUSE_S = 30.0
-
 LEAVE_S = 60.0  # for the host's jobs to leave it, before it is killed
 
 

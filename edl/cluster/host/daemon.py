@@ -82,9 +82,7 @@ A session keeps all identities, sends them when it connects again, and ZooKeeper
 them with each ACL."""
 
 ASK_S = 5.0  # between two times that all is read of a run that is waited for
-
 NOT_CREATED = "its run has not been created yet"
-
 NOT_LOOKED = "it is not known yet whether this host has {}; its file system does not answer"
 
 
@@ -257,15 +255,10 @@ class AssignedRuns:
 
 
 POLL_S = 1.0
-
 SOON_S = 0.2  # after something was done
-
 MISSING_S = 5.0  # before it is looked again whether data is there
-
 ONE_SIGNAL_S = 0.5  # signals that come closer together are one: a group and its leader got it
-
 TAKEN_BACK_S = 10.0  # for the leader to take back what a leaving host had
-
 FORMER_S = 2.0  # beyond a session time-out, for the offer of a former `edl host` to vanish
 
 

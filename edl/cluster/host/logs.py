@@ -121,9 +121,7 @@ def _directory(log: Path, owner: LogOwner | None) -> Iterator[int]:
 
 
 KEPT_RUNS = 100
-
 KEPT_S = 86400.0
-
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -210,9 +208,7 @@ def _written_s(log: Path) -> float:
 
 
 MAX_WAIT_S = 20.0
-
 MAX_WAITING = 64  # requests that wait at once; further ones get what is there
-
 LOOK_S = 0.3  # how often a log is looked at for which a request waits
 
 

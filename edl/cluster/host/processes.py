@@ -83,11 +83,8 @@ def is_dead(owner: HostOwner) -> bool:
 
 
 RUN_VARIABLE = "EDL_CLUSTER_RUN"
-
 _MARK_LENGTH = 32
-
 _STARTED = 19  # in /proc/PID/stat, after the name: in ticks since the machine came up
-
 _PROC = Path("/proc")
 
 
@@ -185,9 +182,7 @@ Run = tuple[str, str]
 """The name of a job and the token of one of its runs."""
 
 BOOTED = Path("/run/systemd/system")  # it exists where systemd runs the machine
-
 ASK_S = 10.0  # for systemd to answer
-
 _PASSED = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")  # of the environment of `edl host`
 
 

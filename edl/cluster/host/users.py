@@ -123,9 +123,7 @@ def _user(name: str) -> JobUser:
 
 
 SECRETS_VARIABLE = "EDL_SECRETS_DIR"
-
 _MEMORY = Path("/dev/shm")
-
 _DIGITS = 16
 
 

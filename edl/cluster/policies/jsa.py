@@ -132,7 +132,6 @@ def _trace_back(
 
 
 GRID = 12
-
 BEST, LARGEST, SMALLEST, RANDOM = "best", "largest", "smallest", "random"
 
 

@@ -99,9 +99,7 @@ def _is_number(value: object, known: object) -> bool:
 
 
 MAX_STATE_BYTES = 100_000  # of JSON: ZooKeeper holds 1 MB in a node, with all else of a decision
-
 MAX_REASON_CHARS = 300
-
 GUIDE = "see docs/guides/writing-a-policy.md"
 
 
