@@ -74,7 +74,9 @@ class HostCommand:
 
     def words(self, lease: str, shape: Shape) -> list[str]:
         """Return the words of the command, without the name of the host."""
-        labels = [word for pair in sorted(shape.labels.items()) for word in _label(*pair)]
+        labels = [
+            w for key, one in sorted(shape.labels.items()) for w in ("--label", f"{key}={one}")
+        ]
         return [
             *(sys.executable, "-m", "edl.cli.main", "host", "--cluster", self.cluster),
             *("--zookeeper", self.zookeeper, "--secret-file", str(self.secret_file)),
@@ -95,7 +97,3 @@ def kept_environment(environment: Mapping[str, str]) -> dict[str, str]:
     here = str(Path(sys.executable).parent)
     path = kept.get("PATH", os.defpath)
     return kept | {"PATH": path if path.split(":")[0] == here else f"{here}:{path}"}
-
-
-def _label(key: str, value: str) -> tuple[str, str]:
-    return "--label", f"{key}={value}"

@@ -183,7 +183,11 @@ class RayCalls:
         return self._ended.setdefault(name, ("ended", host, why))
 
 
-def answer_requests(ray: Any) -> None:
+def main() -> None:
+    sys.path.pop(0)  # the directory of this file has modules of edl
+    import ray
+    import ray.util.scheduling_strategies
+
     with os.fdopen(os.dup(1), "w", buffering=1) as out:
         os.dup2(2, 1)  # what a library prints
         calls = RayCalls(ray, **json.loads(sys.stdin.readline()))
@@ -198,13 +202,5 @@ def answer_requests(ray: Any) -> None:
             out.write(f"{json.dumps(answer)}\n")
 
 
-def call_ray() -> None:
-    sys.path.pop(0)  # the directory of this file has modules of edl
-    import ray
-    import ray.util.scheduling_strategies
-
-    answer_requests(ray)
-
-
 if __name__ == "__main__":
-    call_ray()
+    main()

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from edl.cluster.fleet.fleet import Fleet, FleetUnreachable, LeaseRefused
 from edl.cluster.leases import (
@@ -46,15 +47,6 @@ class FleetStatus:
     why: str = ""
 
 
-def _with_asked(answer: FleetStatus, ask: Sequence[str]) -> FleetStatus:
-    if answer.leases is None:
-        return answer
-    # Their hosts may offer slots before the engine is asked again, and an answer that does not have
-    # the lease would say that it has ended.
-    asked = {name: HostLease(LeaseState.UNKNOWN) for name in ask if name not in answer.leases}
-    return replace(answer, leases={**answer.leases, **asked})
-
-
 class FleetRunner:
     """A thread that asks an engine for its leases, and carries out the orders of the leader."""
 
@@ -71,12 +63,8 @@ class FleetRunner:
         self._poll_s = poll_s
         self._after = after
         self._answer = FleetStatus()
-        self._orders: tuple[int, Sequence[str], Shape | None, Sequence[ReleaseHost]] = (
-            0,
-            (),
-            None,
-            (),
-        )
+        self._orders: tuple[int, Sequence[str], Shape | None, Sequence[ReleaseHost]]
+        self._orders = (0, (), None, ())
         self._refused: dict[str, str] = {}
         self._explained: dict[str, str] = {}
         self._told: set[str] = set()
@@ -148,11 +136,28 @@ class FleetRunner:
             number, ask, shape, give_back = self._orders
             if number != self._answer.number:
                 return  # others follow
-            self._answer = _with_asked(self._answer, ask)
+            answer = self._answer
+            if answer.leases is not None:
+                # Their hosts may offer slots before the engine is asked again, and an answer that
+                # does not have the lease would say that it has ended.
+                new = [name for name in ask if name not in answer.leases]
+                asked = dict.fromkeys(new, HostLease(LeaseState.UNKNOWN))
+                self._answer = replace(answer, leases={**answer.leases, **asked})
         self._refused.clear()  # the leader knows of them
         self._failed = ""
-        for one in give_back:
-            self._give_back(one)
+        for order in give_back:
+            # Its `edl host` is signalled once, for a second signal kills.
+            is_told = order.within_s and order.lease in self._told
+            if self._stopping.is_set() or is_told:
+                continue
+            try:
+                self._fleet.give_back(order.lease, order.within_s)
+                self._told.add(order.lease)
+            except FleetUnreachable as error:  # it is given back after the next answer
+                logger.info("%s could not be given back: %s", order.lease, error)
+            except Exception as error:  # the same
+                logger.exception("%s has failed to take %s back", self.name, order.lease)
+                self._failed = f"{self.name} has failed: {error!r}"
         if shape is not None:
             all(self._ask(name, shape) for name in ask)  # as long as the engine answers
 
@@ -171,19 +176,6 @@ class FleetRunner:
             logger.exception("%s has failed when asked for %s", self.name, name)
             self._failed = f"{self.name} has failed: {error!r}"
         return True
-
-    def _give_back(self, order: ReleaseHost) -> None:
-        """Give a lease back; its `edl host` is signalled once, for a second signal kills."""
-        if self._stopping.is_set() or (order.within_s and order.lease in self._told):
-            return
-        try:
-            self._fleet.give_back(order.lease, order.within_s)
-            self._told.add(order.lease)
-        except FleetUnreachable as error:  # it is given back after the next answer
-            logger.info("%s could not be given back: %s", order.lease, error)
-        except Exception as error:  # the same
-            logger.exception("%s has failed to take %s back", self.name, order.lease)
-            self._failed = f"{self.name} has failed: {error!r}"
 
     def _explain(self, name: str, lease: HostLease) -> HostLease:
         if lease.state is not LeaseState.ENDED or lease.why == "completed":
@@ -238,14 +230,13 @@ class LeaseManager:
             self._say(obstacle or f"{engine} answers again")
             self._obstacle = obstacle
         if found.table != table:
-            news = [(f"{engine}: {what}", host) for what, host in found.news]
-            events = [
-                self._store.events.new(ClusterEventKind.LEASE, what, host=host)
-                for what, host in news
-            ]
-            paths = self._store.paths
+            paths, news = (
+                self._store.paths,
+                [(f"{engine}: {what}", host) for what, host in found.news],
+            )
             self._read = None  # read it again if this fails
-            writes = [event_write(paths, event) for event in events]
+            new = partial(self._store.events.new, ClusterEventKind.LEASE)
+            writes = [event_write(paths, new(what, host=host)) for what, host in news]
             if not self._writer.commit([leases_write(paths, found.table, version), *writes]):
                 return
             self._read = (found.table, version + 1)

@@ -145,35 +145,30 @@ class SlurmFleet:
             return ""
 
     def _update(self, number: str, avoid: Sequence[str]) -> None:
+        """Let the batch job `number` avoid nodes, if Slurm can do without them."""
         if time.monotonic() < self._rests_until_s:
             return
+        words = ("scontrol", "update", f"JobId={number}", f"Comment={_AVOIDS}{','.join(avoid)}")
         try:
-            self._set_excluded(number, avoid)
+            nodes = self._to_exclude(avoid)
+            # If Slurm cannot do without them, only the comment is set, so that it is not told again.
+            for more in ((f"ExcNodeList={nodes}",), ()):
+                with contextlib.suppress(_Failed):  # also if it has begun meanwhile
+                    self._call(*words, *more)
+                    return
         except FleetUnreachable as error:
             self._rests_until_s = time.monotonic() + UPDATE_REST_S
             logger.info("batch job %s is not told which nodes to avoid: %s", number, error)
 
-    def _set_excluded(self, number: str, avoid: Sequence[str]) -> None:
-        """Let the batch job `number` avoid nodes, if Slurm can do without them."""
-        nodes = self._to_exclude(avoid)
-        words = ("scontrol", "update", f"JobId={number}", f"Comment={_AVOIDS}{','.join(avoid)}")
-        # If Slurm cannot do without them, only the comment is set, so that it is not told again.
-        for more in ((f"ExcNodeList={nodes}",), ()):
-            with contextlib.suppress(_Failed):  # also if it has begun meanwhile
-                self._call(*words, *more)
-                return
-
     def _to_exclude(self, avoid: Sequence[str]) -> str:
-        return ",".join(filter(None, (self._excluded, self._nodes(avoid))))
-
-    def _nodes(self, names: Sequence[str]) -> str:
-        if not names:
-            return ""
+        known: set[str] = set()
         try:
-            nodes = set(self._call("sinfo", "--noheader", "--Node", "--format=%N").split())
+            if avoid:
+                known = set(self._call("sinfo", "--noheader", "--Node", "--format=%N").split())
         except _Failed as error:
             raise FleetUnreachable(f"sinfo: {error}") from error
-        return ",".join(name for name in names if name in nodes)
+        nodes = ",".join(name for name in avoid if name in known)
+        return ",".join(filter(None, (self._excluded, nodes)))
 
     def _log_of(self, lease: str) -> Path:
         return self._logs / f"{lease}.log"
@@ -229,13 +224,6 @@ def excluded_nodes(options: Sequence[str]) -> tuple[str, list[str]]:
     return ",".join(nodes), others
 
 
-def _avoided(comment: str) -> tuple[str, ...] | None:
-    """Return the nodes that a batch job avoids, by its comment; None: the comment is a user's."""
-    if not comment.startswith(_AVOIDS):
-        return None
-    return tuple(filter(None, comment.removeprefix(_AVOIDS).strip().split(",")))
-
-
 class _Failed(Exception):
     """A command of Slurm has ended with an error; the text is its last line."""
 
@@ -253,7 +241,10 @@ def parsed(text: str, prefix: str) -> dict[str, list[_Batch]]:
             kind = LeaseState.HELD
         if kind is LeaseState.UNKNOWN:
             said = f"Slurm calls the state of batch job {number} {state!r}, which edl does not know"
-        lease = HostLease(kind, node, said, _avoided(comment))
+        avoided = None  # the comment is a user's
+        if comment.startswith(_AVOIDS):
+            avoided = tuple(filter(None, comment.removeprefix(_AVOIDS).strip().split(",")))
+        lease = HostLease(kind, node, said, avoided)
         found.setdefault(name.removeprefix(prefix), []).append(_Batch(number, lease))
     for batches in found.values():
         batches.sort(key=lambda one: (_ORDER.index(one.lease.state), int(one.number)))

@@ -70,7 +70,8 @@ def open_log(log: Path, owner: LogOwner | None, stack: ExitStack) -> dict[int, B
         except FileNotFoundError:
             continue
         about = os.fstat(file.fileno())
-        if not _is_log(about, owner):
+        is_owners = owner is None or about.st_uid == owner.uid
+        if not (stat.S_ISREG(about.st_mode) and is_owners):
             raise PermissionError(f"{log} belongs to another user, or is no file")
         found[about.st_ino] = file
     if not found:
@@ -80,24 +81,12 @@ def open_log(log: Path, owner: LogOwner | None, stack: ExitStack) -> dict[int, B
 
 def bytes_in(log: Path, owner: LogOwner | None = None) -> int | None:
     """Return the bytes in a log and its older file; None if `open_log` would refuse it."""
-    sizes = []
     try:
-        with _directory(log, owner) as directory:
-            for name in (log.name, former(log).name):
-                try:
-                    about = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if not _is_log(about, owner):
-                    return None
-                sizes.append(about.st_size)
+        with ExitStack() as stack:
+            files = open_log(log, owner, stack).values()
+            return sum(os.fstat(file.fileno()).st_size for file in files)
     except OSError:
         return None
-    return sum(sizes) if sizes else None
-
-
-def _is_log(about: os.stat_result, owner: LogOwner | None) -> bool:
-    return stat.S_ISREG(about.st_mode) and (owner is None or about.st_uid == owner.uid)
 
 
 @contextmanager

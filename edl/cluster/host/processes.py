@@ -168,13 +168,9 @@ def _process(pid: int, environment: bytes, mark: str) -> RunProcess | None:
         return None
     _, job, run = parts
     attempt_id = os.fsdecode(values.get(b"EDL_ATTEMPT_ID", b""))
-    is_agent = not attempt_id and _has_words(pid, agent_words(job, run))
-    return RunProcess(pid, started, job, run, attempt_id, is_agent)
-
-
-def _has_words(pid: int, words: Sequence[str]) -> bool:
-    line = (_PROC / str(pid) / "cmdline").read_bytes()
-    return b"\0" + b"\0".join(word.encode() for word in words) + b"\0" in b"\0" + line
+    line = b"\0" + (_PROC / str(pid) / "cmdline").read_bytes() if not attempt_id else b""
+    words = b"\0".join(word.encode() for word in agent_words(job, run))
+    return RunProcess(pid, started, job, run, attempt_id, b"\0" + words + b"\0" in line)
 
 
 Run = tuple[str, str]
@@ -252,7 +248,10 @@ class Slices:
         if not self._has_looked:  # an earlier `edl host` may have left some
             self._has_looked = True
             known = {self._name(run) for run in (*runs, *self._slots)}
-            for name in _slices(f"{self._group}-*.slice"):
+            words = ("list-units", "--all", "--type=slice", "--plain", "--no-legend")
+            listed = _run(("systemctl", *words, f"{self._group}-*.slice"))
+            lines = [] if isinstance(listed, str) else listed.stdout.splitlines()
+            for name in (line.split()[0] for line in lines if line.strip()):
                 if name not in known:
                     _remove(name)
         for run in [run for run in self._slots if run not in runs]:
@@ -286,13 +285,6 @@ def _remove(name: str) -> None:
     for verb in ("stop", "revert"):
         if why := _systemctl(verb, name):
             logger.info("systemctl %s %s: %s", verb, name, why)
-
-
-def _slices(pattern: str) -> list[str]:
-    words = ("list-units", "--all", "--type=slice", "--plain", "--no-legend", pattern)
-    found = _run(("systemctl", *words))
-    lines = [] if isinstance(found, str) else found.stdout.splitlines()
-    return [line.split()[0] for line in lines if line.strip()]
 
 
 def _systemctl(*words: str) -> str:

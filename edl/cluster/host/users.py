@@ -89,7 +89,13 @@ def job_users(words: Sequence[str]) -> JobUsers:
             raise UsageError(f"--user is {word!r}; give TENANT=USER, or USER for all other jobs")
         if tenant in found:
             raise UsageError(f"--user {word} names its jobs a second time")
-        user = _user(name)
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            raise UsageError(f"this machine has no user {name!r}") from None
+        # Those of directory services, too.
+        groups = tuple(sorted({entry.pw_gid, *os.getgrouplist(name, entry.pw_gid)}))
+        user = JobUser(name, entry.pw_uid, entry.pw_gid, groups, Path(entry.pw_dir))
         if user.uid == 0 and (tenant or os.geteuid() != 0):
             raise UsageError("--user names root, who can read everything; give another user")
         if any(one.uid == user.uid for one in found.values()):
@@ -98,15 +104,6 @@ def job_users(words: Sequence[str]) -> JobUsers:
     if os.geteuid() != 0 and any(one.uid != os.geteuid() for one in found.values()):
         raise UsageError("--user needs `edl host` to run as root, but for the user who runs it")
     return JobUsers(found)
-
-
-def _user(name: str) -> JobUser:
-    try:
-        entry = pwd.getpwnam(name)
-    except KeyError:
-        raise UsageError(f"this machine has no user {name!r}") from None
-    groups = {entry.pw_gid, *os.getgrouplist(name, entry.pw_gid)}  # of directory services, too
-    return JobUser(name, entry.pw_uid, entry.pw_gid, tuple(sorted(groups)), Path(entry.pw_dir))
 
 
 # ------------------------------------------------------------
