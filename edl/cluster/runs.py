@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from edl.cluster.lifecycle import LifeState
 from edl.cluster.records import JobAssignment
-from edl.cluster.store import FEW_PASSES, PASSES, PASSES_S, ClusterSnapshot, StoredJob, WorkQueue
+from edl.cluster.store import FEW_PASSES, PASSES, PASSES_S, ClusterSnapshot, WorkQueue
 from edl.cluster.view import (
     ClusterView,
     HostView,
@@ -280,20 +280,20 @@ def cluster_view(
     )
 
 
-def job_view(job: StoredJob, run: RunRecords | None, kept: MeasuredThroughput) -> JobView:
+def job_view(job: JobView, run: RunRecords | None, kept: MeasuredThroughput) -> JobView:
     if run is None and kept == NOTHING_MEASURED:
-        return job.view
+        return job
     _, measured = measurements(kept, run, job.order)
-    return replace(job.view, run=None if run is None else run.view, measured=measured)
+    return replace(job, run=None if run is None else run.view, measured=measured)
 
 
 class JobViews:
     """The views made last, taken again if they were made from the same objects."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[StoredJob, RunRecords | None, MeasuredThroughput, JobView]] = {}
+        self._made: dict[str, tuple[JobView, RunRecords | None, MeasuredThroughput, JobView]] = {}
 
-    def of(self, job: StoredJob, run: RunRecords | None, kept: MeasuredThroughput) -> JobView:
+    def of(self, job: JobView, run: RunRecords | None, kept: MeasuredThroughput) -> JobView:
         """Return a job as a plan reads it; see `job_view`."""
         made = self._made.get(job.name)
         if made is None or not (made[0] is job and made[1] is run and made[2] is kept):
@@ -304,17 +304,17 @@ class JobViews:
         self._made = {name: made for name, made in self._made.items() if name in names}
 
 
-def _unreadable_view(job: StoredJob, hosts: Iterable[HostView], why: str) -> JobView:
+def _unreadable_view(job: JobView, hosts: Iterable[HostView], why: str) -> JobView:
     # It seems to go on with the devices that hosts have for it. To stop, it has no run: its hosts
     # end its processes.
-    life, run = job.view.life, None
+    life, run = job.life, None
     if life.state in (LifeState.STARTING, LifeState.RUNNING):
         devices = {
             host: tuple(one for one in entry.devices if one not in entry.leaving)
-            for host, entry in _entries(job.view, hosts).items()
+            for host, entry in _entries(job, hosts).items()
         }
         run = RunView(life.run, trains=life.state is LifeState.RUNNING, devices=devices, version=-1)
-    return replace(job.view, run=run, unreadable=why)
+    return replace(job, run=run, unreadable=why)
 
 
 def _unread_view(job: JobView, hosts: Iterable[HostView], why: str) -> JobView:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from kazoo.client import TransactionRequest
@@ -545,31 +545,6 @@ FEW_PASSES, PASSES_S = 5, 0.5  # after so many, and so long, others write withou
 WakeOf = Callable[[str], Callable[[], None]]  # the `wake` of the reads of a job
 
 
-@dataclass(frozen=True)
-class StoredJob:
-    """One job of a cluster, as it was read from ZooKeeper by `ClusterStore`."""
-
-    name: str
-    order: int  # grows with each submission
-    submitted_s: float  # by ZooKeeper's clock, in seconds since 1970
-    manifest: JobManifest
-    wanted: Wanted  # by users
-    life: JobLifecycle  # that the leader keeps; the default until it has seen the job
-    life_version: int  # of the node `life`, which a write must name
-
-    @cached_property
-    def view(self) -> JobView:
-        """The same job as the value that the plan of a cluster reads; its `run` is None."""
-        return JobView(
-            name=self.name,
-            order=self.order,
-            manifest=self.manifest,
-            wanted=self.wanted,
-            life=self.life,
-            submitted_s=self.submitted_s,
-        )
-
-
 class OptionalNodes(NamedTuple):
     """The nodes of a job that it need not have."""
 
@@ -608,13 +583,13 @@ class JobReader:
         self._watched = WatchedNodes(self._read_jobs, changed)
         self._optional = WatchedNodes(self._read_optional, None)
 
-    def read(self, names: Iterable[str]) -> tuple[StoredJob, ...]:
+    def read(self, names: Iterable[str]) -> tuple[JobView, ...]:
         return _in_order(self._read_jobs(names, None))
 
-    def watched(self, names: Iterable[str]) -> tuple[StoredJob, ...]:
+    def watched(self, names: Iterable[str]) -> tuple[JobView, ...]:
         return _in_order(self._watched.of(names))
 
-    def _read_jobs(self, names: Iterable[str], wake_of: WakeOf | None) -> dict[str, StoredJob]:
+    def _read_jobs(self, names: Iterable[str], wake_of: WakeOf | None) -> dict[str, JobView]:
         jobs = {}
         rest, p = sorted(names), self.paths
         for _ in range(PASSES):
@@ -632,7 +607,7 @@ class JobReader:
                 if not manifest[1].czxid == wanted[1].czxid == life[1].czxid:
                     torn.append(name)  # of two submissions: replaced while it was read
                     continue
-                jobs[name] = StoredJob(
+                jobs[name] = JobView(
                     name,
                     order=manifest[1].czxid,
                     submitted_s=manifest[1].ctime / 1000.0,
@@ -685,7 +660,7 @@ def in_threes(answers: Sequence[Any]) -> Iterator[tuple[Any, Any, Any]]:
     return zip(answers[::3], answers[1::3], answers[2::3], strict=True)
 
 
-def _in_order(jobs: Mapping[str, StoredJob]) -> tuple[StoredJob, ...]:
+def _in_order(jobs: Mapping[str, JobView]) -> tuple[JobView, ...]:
     return tuple(sorted(jobs.values(), key=lambda job: job.order))
 
 
@@ -775,7 +750,7 @@ class ClusterHosts(ClusterPart):
 # `submission` submits jobs, and `writer` writes their states and removes them.
 
 
-def check_submission(job: StoredJob, submitted_s: float) -> None:
+def check_submission(job: JobView, submitted_s: float) -> None:
     if job.submitted_s != submitted_s:
         raise UnknownJob(job.name, (job.name,))
 
@@ -787,10 +762,10 @@ class ClusterJobs(ClusterPart):
 
     # --- reading
 
-    def list(self) -> tuple[StoredJob, ...]:
+    def list(self) -> tuple[JobView, ...]:
         return self._reader.read(self._nodes.names(self._paths.jobs))
 
-    def get(self, name: str) -> StoredJob:
+    def get(self, name: str) -> JobView:
         found = self._reader.read([name])
         if not found:
             raise self._nodes.unknown_job(name)
@@ -1120,7 +1095,7 @@ class ClusterSnapshot:
     settings: ClusterRecord
     allocation: AllocationRecord  # the default before the first decision
     allocation_version: int  # which a write of it must name
-    jobs: tuple[StoredJob, ...]  # in the order of submission
+    jobs: tuple[JobView, ...]  # in the order of submission
     hosts: tuple[HostView, ...]  # by name, each with the version of its `assigned`
     leader: Mapping[str, Any]  # of the newest term, with its `term`; empty before the first
     secrets: frozenset[str] = frozenset()  # the names

@@ -36,14 +36,13 @@ from edl.cluster.store import (
     ClusterStore,
     JobOwner,
     JobReader,
-    StoredJob,
     check_submission,
     signing_key,
     tenant_access,
     whole_acl,
 )
 from edl.cluster.tenants import TenantRequest, TenantResponses, TenantVerb, TenantView
-from edl.cluster.view import HostView, MeasuredThroughput
+from edl.cluster.view import HostView, JobView, MeasuredThroughput
 from edl.errors import AccessDenied, CoordinationError, UnknownCluster, UnknownJob, UsageError
 from edl.zookeeper.access import Access, new_secret
 from edl.zookeeper.events import OnUnreadable
@@ -241,10 +240,10 @@ class TenantJobs(ClusterJobs):
 
     # --- reading
 
-    def list(self) -> tuple[StoredJob, ...]:
+    def list(self) -> tuple[JobView, ...]:
         return self._reader.read(self._names())
 
-    def get(self, name: str) -> StoredJob:
+    def get(self, name: str) -> JobView:
         """Read the tenant's job called `name`, with or without the name of the tenant before it."""
         full, names = self.full_name(name), self._names()
         found = self._reader.read([full]) if full in names else ()

@@ -233,6 +233,7 @@ class JobView:
     # whether that is so only because its run was not read now; then nothing is taken from it for
     # what its records do not show
     is_unread: bool = False
+    life_version: int = 0  # of the node `life`, which a write must name
 
     @property
     def present_run(self) -> RunView | None:

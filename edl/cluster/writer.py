@@ -29,8 +29,8 @@ from edl.cluster.records import (
     JobReasons,
     LeaseTable,
 )
-from edl.cluster.store import ClusterStore, StoredJob
-from edl.cluster.view import HostView, MeasuredThroughput
+from edl.cluster.store import ClusterStore
+from edl.cluster.view import HostView, JobView, MeasuredThroughput
 from edl.errors import CoordinationError
 from edl.zookeeper.access import new_secret
 from edl.zookeeper.election import Leadership, Write
@@ -48,7 +48,7 @@ _TRIM_S = 1.0  # of the leader's turn
 _EVENTS_SPARE = 500  # so many more, before the oldest are removed: to list them is not for nothing
 
 
-def life_write(paths: ClusterPaths, job: StoredJob, life: JobLifecycle) -> Write:
+def life_write(paths: ClusterPaths, job: JobView, life: JobLifecycle) -> Write:
     """Return the write of a job's state; refused if that has changed since it was read."""
     return Write(paths.life(job.name), life.to_json(), job.life_version)
 
@@ -85,8 +85,8 @@ def byte_count(writes: Sequence[Write]) -> int:
 
 
 def jobs_to_remove(
-    jobs: Sequence[StoredJob], now_s: float, keep: int = ENDED_KEPT, most: int = MAX_ENDED
-) -> list[StoredJob]:
+    jobs: Sequence[JobView], now_s: float, keep: int = ENDED_KEPT, most: int = MAX_ENDED
+) -> list[JobView]:
     ended = sorted(
         (job for job in jobs if job.life.state is LifeState.ENDED),
         key=lambda job: (job.life.ended_s, job.order),
@@ -104,7 +104,7 @@ def jobs_to_remove(
     return [job for job in ended if job.name in doomed]
 
 
-def _waited_for(jobs: Sequence[StoredJob]) -> set[str]:
+def _waited_for(jobs: Sequence[JobView]) -> set[str]:
     waiting = (
         job for job in jobs if job.life.state is not LifeState.ENDED and not job.life.started_s
     )
@@ -125,7 +125,7 @@ def _has_runs(host: HostView) -> bool:
     return any(not entry.ends for entry in host.assigned.jobs.values())
 
 
-def _was_deleted_after_its_end(job: StoredJob) -> bool:
+def _was_deleted_after_its_end(job: JobView) -> bool:
     wanted = job.wanted
     late = wanted.goal is Goal.GONE and job.life.result is not LifeResult.DELETED
     return wanted.removed or late
@@ -178,7 +178,7 @@ class ClusterWriter:
         if not self.commit([Write(path, measured.to_json(), create=is_new)]):
             raise CoordinationError(f"{path} could not be written; try again")
 
-    def remove_job(self, job: StoredJob) -> bool:
+    def remove_job(self, job: JobView) -> bool:
         """Remove an ended job's records and its key; False: it has changed since it was read."""
         # The caller has removed the last run's nodes: that needs the secret, which goes here.
         path, life = self.paths.job(job.name), self.paths.life(job.name)

@@ -14,8 +14,8 @@ from edl.cluster.manifest import JobManifest
 from edl.cluster.nodes import create_cluster, open_cluster
 from edl.cluster.records import ClusterRecord, Wanted
 from edl.cluster.runs import RunReader
-from edl.cluster.store import ClusterStore, StoredJob
-from edl.cluster.view import Action, AgentView, CreateRun, PlaceRun, RunView, StopRun
+from edl.cluster.store import ClusterStore
+from edl.cluster.view import Action, AgentView, CreateRun, JobView, PlaceRun, RunView, StopRun
 from edl.errors import CoordinationError, LeadershipLost, NotRemovable
 from edl.records import Generation, Host, Job, JobState, RequestedBy, RingMember, TrainingStatus
 from edl.zookeeper.access import Access, new_secret
@@ -31,7 +31,7 @@ LAB = Access("lab", new_secret())
 SECRET, OTHER = new_secret(), new_secret()
 ONE, TWO = "0" * 23 + "1", "0" * 23 + "2"
 MANIFEST = JobManifest("j", ("python", "train.py"), 1, 4, cwd="/")
-JOB = StoredJob("j", 3, 0.0, MANIFEST, Wanted(), JobLifecycle(), 0)
+JOB = JobView("j", 3, MANIFEST, 0.0, Wanted(), JobLifecycle())
 
 
 class Leader:

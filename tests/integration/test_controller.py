@@ -21,8 +21,9 @@ from edl.cluster.lifecycle import LifeResult, LifeState
 from edl.cluster.manifest import JobManifest
 from edl.cluster.nodes import create_cluster, open_cluster, own_version
 from edl.cluster.records import ClusterRecord, Goal
-from edl.cluster.store import ClusterStore, StoredJob
+from edl.cluster.store import ClusterStore
 from edl.cluster.submission import submit_job
+from edl.cluster.view import JobView
 from edl.zookeeper.access import Access, new_secret
 from edl.zookeeper.paths import JobPaths
 from edl.zookeeper.session import Session
@@ -49,8 +50,8 @@ def manifest(shell: Shell, name: str, *options: str, **changes: Any) -> JobManif
     return replace(JobManifest(name, command, 1, 4, cwd=str(shell.directory)), **changes)
 
 
-def until_state(store: ClusterStore, job: str, state: LifeState) -> StoredJob:
-    found: list[StoredJob] = []
+def until_state(store: ClusterStore, job: str, state: LifeState) -> JobView:
+    found: list[JobView] = []
 
     def is_so() -> bool:
         found[:] = [store.jobs.get(job)]

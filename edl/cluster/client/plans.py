@@ -17,7 +17,7 @@ from edl.cluster.status import (
     with_new_decision,
     with_new_host,
 )
-from edl.cluster.store import ClusterSnapshot, ClusterStore, StoredJob
+from edl.cluster.store import ClusterSnapshot, ClusterStore
 from edl.cluster.view import ClusterView, JobView, MeasuredThroughput, RunRecords
 from edl.cluster_policies import load_policy, policy_of
 
@@ -67,7 +67,7 @@ def read_view(store: ClusterStore) -> ClusterView:
     return cluster_view(snapshot, runs, measured, unreadable)
 
 
-def measured_view(store: ClusterStore, job: StoredJob) -> JobView:
+def measured_view(store: ClusterStore, job: JobView) -> JobView:
     runs, measured, _ = _runs_and_measured(store, [job.name])
     return job_view(job, runs.get(job.name), measured.get(job.name, MeasuredThroughput()))
 

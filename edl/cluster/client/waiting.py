@@ -13,7 +13,8 @@ from edl.cluster.client.plans import measured_view
 from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, LifeState
 from edl.cluster.records import JobReasons
 from edl.cluster.status import ClusterJobDetails, ClusterJobStatus
-from edl.cluster.store import ClusterStore, StoredJob
+from edl.cluster.store import ClusterStore
+from edl.cluster.view import JobView
 from edl.errors import CoordinationError, TimedOut, UnknownJob
 from edl.host.process import EXIT_CODES, AgentEnd
 from edl.zookeeper.events import OnUnreadable, leave_out
@@ -44,7 +45,7 @@ def ignore_status(_status: ClusterJobStatus) -> None:
     """Do nothing with a job's status: the `on_status` of callers that do not want it."""
 
 
-def described(job: StoredJob, reasons: JobReasons) -> ClusterJobStatus:
+def described(job: JobView, reasons: JobReasons) -> ClusterJobStatus:
     """Return the status of `job` that users are shown: its state, the reason, slots and times."""
     manifest, life, wanted = job.manifest, job.life, job.wanted
     reason = reasons.reason(job.name, life.since_s) if life.state is not LifeState.ENDED else ""

@@ -38,11 +38,12 @@ from edl.cluster.plan import (
 )
 from edl.cluster.records import ControllerRecord, LeaseLimits, left_borrowed
 from edl.cluster.runs import JobViews, RunSessions, cluster_view
-from edl.cluster.store import ClusterSnapshot, ClusterStore, StoredJob
+from edl.cluster.store import ClusterSnapshot, ClusterStore
 from edl.cluster.view import (
     Action,
     ClusterView,
     CreateRun,
+    JobView,
     MeasuredThroughput,
     RunRecords,
     StopRun,
@@ -118,7 +119,7 @@ class LeaderRecords:
         return view if self.mark is None else self.mark(view)
 
     @cached_property
-    def job_named(self) -> Mapping[str, StoredJob]:
+    def job_named(self) -> Mapping[str, JobView]:
         return {job.name: job for job in self.snapshot.jobs}
 
 
@@ -138,7 +139,7 @@ class RunWriter:
         self._session_of = session_of
 
     def carry_out(
-        self, order: Action, job: StoredJob, secret: str, last: RunRecords | None = None
+        self, order: Action, job: JobView, secret: str, last: RunRecords | None = None
     ) -> str:
         """Do what an order says (`orders`); return why it was refused, empty if it was not."""
         session = self._session_of(order.job)
@@ -179,7 +180,7 @@ class RunWriter:
         return True
 
     def _create(
-        self, session: Session, order: CreateRun, job: StoredJob, last: RunRecords | None
+        self, session: Session, order: CreateRun, job: JobView, last: RunRecords | None
     ) -> None:
         """Write the records of a new run of a job, which its agents then join."""
         hosts = {host: len(devices) for host, devices in order.devices.items()}
@@ -324,7 +325,7 @@ class JobRemover:
     def __init__(
         self,
         runs: RunWriter,
-        remove_record: Callable[[StoredJob], object],
+        remove_record: Callable[[JobView], object],
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -336,7 +337,7 @@ class JobRemover:
         self._stuck: dict[str, str] = {}  # job -> why an administrator has to remove its run
 
     def remove(
-        self, jobs: Sequence[StoredJob], secrets: Mapping[str, str], unread: Collection[str]
+        self, jobs: Sequence[JobView], secrets: Mapping[str, str], unread: Collection[str]
     ) -> None:
         """Remove jobs, one after another, for `REMOVALS_S` (1 s); the next call goes on."""
         deadline_s = self._clock() + REMOVALS_S

@@ -74,14 +74,12 @@ class HostCommand:
 
     def words(self, lease: str, shape: Shape) -> list[str]:
         """Return the words of the command, without the name of the host."""
-        labels = [
-            w for key, one in sorted(shape.labels.items()) for w in ("--label", f"{key}={one}")
-        ]
+        labels = [f"{key}={value}" for key, value in sorted(shape.labels.items())]
         return [
             *(sys.executable, "-m", "edl.cli.main", "host", "--cluster", self.cluster),
             *("--zookeeper", self.zookeeper, "--secret-file", str(self.secret_file)),
             *("--slots", str(shape.slots), "--lease", lease),
-            *labels,
+            *(word for label in labels for word in ("--label", label)),
             *(("--kind", shape.kind) if shape.kind else ()),
             *self.options,
         ]

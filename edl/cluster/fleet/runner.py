@@ -230,10 +230,8 @@ class LeaseManager:
             self._say(obstacle or f"{engine} answers again")
             self._obstacle = obstacle
         if found.table != table:
-            paths, news = (
-                self._store.paths,
-                [(f"{engine}: {what}", host) for what, host in found.news],
-            )
+            paths = self._store.paths
+            news = [(f"{engine}: {what}", host) for what, host in found.news]
             self._read = None  # read it again if this fails
             new = partial(self._store.events.new, ClusterEventKind.LEASE)
             writes = [event_write(paths, new(what, host=host)) for what, host in news]

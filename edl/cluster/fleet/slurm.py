@@ -151,7 +151,7 @@ class SlurmFleet:
         words = ("scontrol", "update", f"JobId={number}", f"Comment={_AVOIDS}{','.join(avoid)}")
         try:
             nodes = self._to_exclude(avoid)
-            # If Slurm cannot do without them, only the comment is set, so that it is not told again.
+            # If Slurm cannot do without them, only the comment is set: it is not told again.
             for more in ((f"ExcNodeList={nodes}",), ()):
                 with contextlib.suppress(_Failed):  # also if it has begun meanwhile
                     self._call(*words, *more)
