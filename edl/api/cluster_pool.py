@@ -23,8 +23,6 @@ T = TypeVar("T")
 
 
 class ClusterPool:
-    """Threads that ask one cluster, at most `THREADS` questions at a time."""
-
     def __init__(
         self, connect: Callable[[], Cluster], threads: int = THREADS, free_s: float = FREE_S
     ) -> None:
@@ -57,7 +55,6 @@ class ClusterPool:
             client.close()
 
     def _ask(self, by: str, question: Callable[[Cluster], T]) -> T:
-        """Call `question` with the client of this thread, which the first call connects."""
         client: Cluster | None = getattr(self._own, "client", None)
         if client is None:
             client = self._connect()
@@ -77,7 +74,6 @@ class ClusterPool:
         return found
 
     def _drop(self, client: Cluster) -> None:
-        """Close the client of this thread; the next question connects another one."""
         self._own.client = None
         self._clients.remove(client)
         client.close()

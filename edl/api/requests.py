@@ -126,7 +126,6 @@ def error_answer(request: Request, error: Exception) -> Response:
 
 
 def _response(request: Request, status: int, value: Any, headers: Mapping[str, str]) -> Response:
-    """Return the HTTP answer with `value` as JSON, and with the nonce for the next request."""
     found = dict(headers)
     nonce = getattr(request.state, "next_nonce", "")
     if nonce:
@@ -181,13 +180,11 @@ class LimitProtocol(HttpToolsProtocol):
         self._await_request()
 
     def on_message_begin(self) -> None:
-        """Begin a request; httptools calls it."""
         super().on_message_begin()
         if self._late is None:
             self._await_head()
 
     def on_headers_complete(self) -> None:
-        """End the head of a request; httptools calls it."""
         self._in_head, self._bytes = False, 0
         self._forget()
         super().on_headers_complete()
@@ -251,7 +248,6 @@ def sent_record(request: Request, kind: type[R]) -> R:
 
 
 def _json(request: Request, kind: type[T]) -> T:
-    """Return the JSON value in the body of `request`, which must be of type `kind`."""
     media = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if media != JSON:
         raise HttpError(422, "UsageError", f"the body is of type {media!r}; send {JSON}")

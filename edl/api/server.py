@@ -31,8 +31,6 @@ IDLE_S = 30.0  # of a connection, after which it is closed
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """The files of the certificate and the key with which a server serves TLS."""
-
     certificate: str  # the path of the certificate, in PEM, with its chain
     key: str  # the path of its key
 

@@ -78,8 +78,6 @@ def profile_end_s(job: JobView, now_s: float) -> float:
 
 @dataclass(frozen=True)
 class ProfileProgress:
-    """How far the profile of a job is."""
-
     known: tuple[int, ...]  # the numbers of workers that are measured, sorted
     is_settled: bool  # whether the job has had its present slots for `each_s` seconds
 
@@ -122,8 +120,6 @@ def next_size(
 
 @dataclass(frozen=True)
 class ProfileSlots:
-    """The slots of the jobs that are profiled now."""
-
     targets: Mapping[str, Mapping[str, int]]  # job -> host -> the number of its slots there
     reasons: Mapping[str, str]  # job -> what is measured, as a clause
 
@@ -183,8 +179,6 @@ Targets = dict[str, Mapping[str, int]]
 
 @dataclass
 class Decision:
-    """The answers of a policy about the groups of jobs that it was asked about so far."""
-
     # job -> host -> the number of slots that the job shall have there
     targets: Targets = field(default_factory=dict)
     # job -> why it has its slots or waits, as the policy's sentence
@@ -202,8 +196,6 @@ class Decision:
 
 @dataclass(frozen=True)
 class AllocationRequest:
-    """All that a policy is asked about together."""
-
     active: Sequence[ActiveJob]  # the jobs that may get slots
     nodes: Mapping[str, int]  # host -> the slots that they may have
     cluster: ClusterView  # the cluster, with the policy's last decision
@@ -336,7 +328,6 @@ def _ask(request: AllocationRequest) -> Decision:
 
 
 def kind_of(cluster: ClusterView, host: str) -> str:
-    """Return the kind of machine that a host offers; empty if it offers nothing just now."""
     offer = cluster.host_named[host].offer
     return offer.kind if offer is not None else ""
 
@@ -616,7 +607,6 @@ def _together(
 
 
 def _without(nodes: Mapping[str, int], answer: Decision) -> dict[str, int]:
-    """Return `nodes`, host -> slots, without the slots that jobs get by `answer`."""
     taken = _sum(answer.targets.values())
     return {host: slots - taken[host] for host, slots in nodes.items()}
 

@@ -83,7 +83,6 @@ class LiveModel:
 
     @property
     def error(self) -> StepTimeError:
-        """The error of the fitted times: the standard error of the fit, from its residuals."""
         return _fit_error(self.step_time, self.samples)
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
@@ -194,8 +193,6 @@ def sourced_samples(
 
 
 class StepTimeModels:
-    """A cache that fits the models of the step times of several jobs together."""
-
     def __init__(self) -> None:
         self._added: dict[tuple[StepTimeSample, ...], None] = {}
 
@@ -261,8 +258,6 @@ MIN_ASKED = 50  # of each queue, however many there are
 
 @dataclass(frozen=True)
 class ActiveJob:
-    """A job that a policy may give slots to; `find_active_jobs` makes it."""
-
     job: JobView  # the job as the leader has read it: its manifest, life, run and measurements
     limits: Mapping[str, int]  # host -> the most slots that it may have there, above 0
     # host -> the slots that it has there by the last decision, at most the limit; hosts that do not
@@ -395,8 +390,6 @@ def _waits_for_earlier(job: JobView, cluster: ClusterView) -> str:
 
 @dataclass(frozen=True)
 class _HostChoice:
-    """The hosts that a job can use."""
-
     limits: Mapping[str, int]  # host -> the most slots that it may have there, above 0
     hosts: tuple[str, ...]  # the hosts that have its labels, and on which it has not failed
     labels: str  # a text that only jobs with the same hosts have; empty if they are all
@@ -404,8 +397,6 @@ class _HostChoice:
 
 
 class _HostChoices:
-    """The hosts that each job can use; those of most jobs are the same."""
-
     def __init__(self, cluster: ClusterView, table: DeviceTable, nodes: Mapping[str, int]) -> None:
         self.nodes = nodes
         self._cluster = cluster
@@ -507,7 +498,6 @@ def _why_fixed(job: JobView, unchanged_s: float) -> str:
 def _within_hosts(
     active: list[ActiveJob], nodes: Mapping[str, int], table: DeviceTable
 ) -> list[ActiveJob]:
-    """Return the active jobs, changed so that they have at most the slots of each host together."""
     had: Counter[str] = Counter()
     for one in active:
         had.update(one.present)
@@ -531,7 +521,6 @@ def _within_hosts(
 def _limits(
     job: JobView, cluster: ClusterView, table: DeviceTable, nodes: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the most slots that `job` may have on each host, above 0, in the order of `nodes`."""
     life = job.life
     own = table.entries(job.name, life.run) if life.state.has_run else {}
     # those that still have something of a former run

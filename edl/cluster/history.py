@@ -139,7 +139,6 @@ class EventOutcome(NamedTuple):
 
 
 def replayed(before: JobHistoryState | None, number: int, event: ClusterEvent) -> EventOutcome:
-    """Return what an event adds to the history."""
     # `before`: the job of the event's name that has not ended
     audit = None
     if event.kind in BY_USERS:
@@ -181,7 +180,6 @@ def _known(before: JobHistoryState | None, number: int, event: ClusterEvent) -> 
 
 
 def _with_state(job: JobHistoryState, event: ClusterEvent, state: LifeState) -> EventOutcome:
-    """Return what the event that a job has entered `state` adds to the history."""
     intervals: tuple[SlotInterval, ...] = ()
     now = replace(job, last_s=max(job.last_s, event.time_s))
     if not state.has_run:

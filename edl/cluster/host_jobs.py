@@ -28,8 +28,6 @@ from edl.errors import ALREADY_HERE_EXIT, UsageError
 
 @dataclass(frozen=True)
 class HostLimits:
-    """The time limits of `edl host`, in seconds."""
-
     by_itself_s: float = 2.0  # how long a run that ends may take to end by itself
     kill_after_s: float = 10.0  # how long after SIGTERM the processes of a run are killed
     # how long the leader has to move jobs off a host that leaves, before its agents let their
@@ -50,8 +48,6 @@ REFUSED_AFTER = 4  # agents of a run that failed soon after their start, one aft
 
 @dataclass(frozen=True)
 class RunProcess:
-    """A living process of a run of a job on this host."""
-
     pid: int  # the process id
     started: int  # when it was started, in clock ticks since the machine came up
     job: str  # the name of the job
@@ -115,8 +111,6 @@ class HostObservation:
 
 @dataclass(frozen=True)
 class ProcessSignal:
-    """An order of a host's decision: send one process a signal."""
-
     process: RunProcess
     kill: bool  # whether the signal is SIGKILL; otherwise it is SIGTERM
     reason: str  # why the process is to end, as a clause
@@ -124,8 +118,6 @@ class ProcessSignal:
 
 @dataclass(frozen=True)
 class HostDecision:
-    """A decision of `edl host`: the report to write, agents to start and processes to end."""
-
     report: HostReport  # the report to write
     starts: tuple[str, ...] = ()  # the jobs whose assigned runs get an agent, sorted
     signals: tuple[ProcessSignal, ...] = ()  # the processes that get a signal, in this order
@@ -226,7 +218,6 @@ def _signals(
 
 
 def _oldest_of_attempts(processes: Sequence[RunProcess]) -> list[RunProcess]:
-    """Return one process for each start attempt of a worker: its oldest living one."""
     found: dict[str, RunProcess] = {}
     for one in processes:
         found.setdefault(one.attempt_id, one)
@@ -298,7 +289,6 @@ def _reports(
 
 
 def _report(run: str, living: Sequence[RunProcess], last: LastAgent | None) -> JobReport:
-    """Return what this host reports of one job: whether an agent lives, and which workers."""
     agent = any(one.is_agent for one in living)
     # What an agent has started for itself lives as long as the agent.
     counted = [one for one in living if one.attempt_id or (not agent and not one.is_agent)]

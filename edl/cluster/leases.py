@@ -195,8 +195,6 @@ SOON_S = 60.0  # a host that ends so soon after it came, and was not told to, ha
 
 @dataclass(frozen=True)
 class ReleaseHost:
-    """The order to give a lease back."""
-
     lease: str  # the name of the lease
     # its `edl host` is told to leave, and has so many seconds; 0: the engine ends the lease now
     within_s: float
@@ -204,8 +202,6 @@ class ReleaseHost:
 
 @dataclass(frozen=True)
 class LeaseDecision:
-    """What the leader writes, and what it then orders of the engine."""
-
     table: LeaseTable
     # the names of the leases to ask for, in this order; also of those that wait and were asked for
     # when other machines were to be avoided
@@ -241,8 +237,6 @@ def decide_leases(
 
 @dataclass(frozen=True)
 class LastOffer:
-    """The last offer of a host that is not lent."""
-
     offer: HostOffer
     # since when the host has offered nothing, in seconds since 1970; 0: it does
     silent_s: float = 0.0
@@ -320,8 +314,6 @@ def _leaves(host: HostView | None, otherwise: bool) -> bool:
 
 
 class _Draft:
-    """The decision so far; the arguments are those of `decide_leases`."""
-
     def __init__(
         self,
         table: LeaseTable,
@@ -410,7 +402,6 @@ class _Draft:
         self._leave(name, replace(record, why=lease.why, back_s=back_s), host)
 
     def _go_on(self, name: str, record: LeaseRecord, host: HostView | None) -> None:
-        """Keep a lease that goes on; give it back if its host does not come, or is leaving."""
         late_s = self._now_s - record.silent_s - self._limits.start_s
         if record.is_over:  # another one has its place, and the engine has begun it again
             self._leave(name, replace(record, back_s=record.back_s or self._now_s), host)

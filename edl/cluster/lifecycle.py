@@ -62,8 +62,6 @@ class LifeEvent(StrEnum):
 
 
 class Transition(NamedTuple):
-    """A line of the table of transitions."""
-
     to: LifeState  # the next state
     when: str  # what must be so, as a clause for the docs
 
@@ -162,8 +160,6 @@ _RESULTS = {
 
 @dataclass(frozen=True)
 class HostLimit(Record):
-    """A limit on a job's slots on one host, where some of its slots stayed without a worker."""
-
     most: int  # the most slots that the job gets on the host
     until_s: float  # until when, in seconds since 1970
 
@@ -202,7 +198,6 @@ class JobLifecycle(Record):
     start_s: float = 0.0
 
     def after(self, event: LifeEvent, reason: str, now_s: float, **changes: Any) -> JobLifecycle:
-        """Return the record after `event`, with the state that `TRANSITIONS` says."""
         transition = TRANSITIONS[self.state].get(event)
         if transition is None:
             allowed = ", ".join(TRANSITIONS[self.state]) or "nothing"
@@ -264,8 +259,6 @@ def is_token_of(token: str, order: int) -> bool:
 
 
 class ClusterEventKind(StrEnum):
-    """The kind of an event in a cluster's event log."""
-
     SUBMITTED = "submitted"
     WANTED = "wanted"
     DRAIN = "drain"
@@ -283,8 +276,6 @@ class ClusterEventKind(StrEnum):
 
 @dataclass(frozen=True)
 class ClusterEvent(Record):
-    """One entry of a cluster's event log."""
-
     time_s: Annotated[
         float,
         "when it was written, in seconds since 1970; if a leader wrote it, by ZooKeeper's clock",

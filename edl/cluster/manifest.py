@@ -365,8 +365,6 @@ class JobManifest(Record):
 
 
 class ManifestProblem(NamedTuple):
-    """Why a manifest asks for something impossible."""
-
     # the path to the value that is wrong: keys, and numbers of items in lists
     key: tuple[str | int, ...]
     message: str  # what is wrong, and what to do next
@@ -485,8 +483,6 @@ _YAML_HINTS = (
 
 @dataclass(frozen=True)
 class YamlValue:
-    """A value in a YAML text."""
-
     # the line on which the value begins, from 1; of a value in a mapping, that of its key
     line: int
     # a scalar as it is written, without quotation marks; or the items of a list; or the values of a
@@ -539,8 +535,6 @@ def parse_yaml(text: str, source: str) -> YamlValue:
 
 
 class _Builder:
-    """A builder of the value of a document from the events of PyYAML's parser."""
-
     def __init__(self, source: str) -> None:
         self.root: YamlValue | None = None  # the document; None before its end
         self._source = source
@@ -549,7 +543,6 @@ class _Builder:
         self._open: list[tuple[YamlValue, list[tuple[str, int]]]] = []
 
     def add(self, event: Any) -> None:
-        """Take the next event of PyYAML's parser, and add what it says to the value."""
         line = event.start_mark.line + 1
         if isinstance(event, yaml.DocumentStartEvent):
             self._documents += 1
@@ -700,7 +693,6 @@ def decoded_manifest(data: bytes, source: str) -> str:
 
 
 def parse_manifest(text: str, source: str) -> JobManifest:
-    """Return the manifest in `text`; `source` is the name of its file, for messages."""
     _check_size(len(text.encode("utf-8", "replace")), source)
     return _checked(parse_yaml(text, source), source)
 
@@ -755,8 +747,6 @@ def checked_manifest(manifest: JobManifest) -> JobManifest:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Convert values of YAML to the types of a manifest's fields."""
-
     source: str  # the name of the file, for messages
 
     def record(self, value: YamlValue, kind: type[Any], key: _Key) -> Any:

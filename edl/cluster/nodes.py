@@ -73,8 +73,6 @@ CLUSTERS = "/edl/clusters"
 
 
 class ClusterPaths:
-    """The paths of all ZooKeeper nodes of the cluster called `name`, as attributes and methods."""
-
     def __init__(self, name: str) -> None:
         self.name = check_name("cluster", name)
         self.root = f"{CLUSTERS}/{self.name}"
@@ -159,7 +157,6 @@ class ClusterPaths:
         return f"{self.host(host)}/report"
 
     def event(self, number: int) -> str:
-        """Return the path of the event whose node has the sequence number `number`, from 0."""
         return f"{self.events}/e-{number:010d}"
 
 
@@ -180,7 +177,6 @@ class ClusterNodes(Nodes[ClusterPaths]):
 
     @property
     def access(self) -> Access:
-        """The name and the secret of the cluster."""
         access = self.session.access
         assert access is not None
         return access

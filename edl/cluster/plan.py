@@ -102,7 +102,6 @@ def plan(cluster: ClusterView, policy: ClusterPolicy, now_s: float) -> ClusterPl
 
 
 def _finished(builder: PlanBuilder) -> ClusterPlan:
-    """Return the plan: the records and orders in `builder` that differ from what was read."""
     lives: dict[str, JobLifecycle] = {}
     later: set[str] = set()
     idle = 0
@@ -130,7 +129,6 @@ def _finished(builder: PlanBuilder) -> ClusterPlan:
 
 
 def _surplus(builder: PlanBuilder) -> dict[str, int]:
-    """Return how many slots of each job are beyond the quota of its queue; only those with any."""
     if not builder.cluster.queues:
         return {}
     jobs = sorted(builder.jobs.values(), key=lambda job: (-job.wanted.priority, job.order))
@@ -143,7 +141,6 @@ def _surplus(builder: PlanBuilder) -> dict[str, int]:
 
 
 def _tidied(builder: PlanBuilder, job: JobView) -> JobLifecycle:
-    """Return the life of `job` with its slot-seconds until now, without limits that are over."""
     slots = 0
     if job.life.state.has_run:
         entries = builder.table.entries(job.name, job.life.run)
@@ -231,8 +228,6 @@ def _times_of_job(job: JobView, settings: ClusterRecord) -> Sequence[float]:
 
 
 class PlannedEvent(NamedTuple):
-    """An event of a plan, without its time and writer."""
-
     kind: ClusterEventKind
     reason: str  # what has happened, and why, in a sentence
     job: str = ""  # the job that it is about; empty: none
@@ -245,7 +240,6 @@ class PlannedEvent(NamedTuple):
 
 
 def plan_events(view: ClusterView, found: ClusterPlan) -> list[PlannedEvent]:
-    """Return the events for the log that report what the plan `found` changes."""
     return [
         *(
             PlannedEvent(
@@ -263,7 +257,6 @@ def plan_events(view: ClusterView, found: ClusterPlan) -> list[PlannedEvent]:
 
 
 def _slots(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
-    """Yield an event for each job whose devices the plan `found` changes, in the order of names."""
     before = {host.name: host.assigned for host in view.hosts}
     after = {**before, **found.assigned}
     names = {name for host in found.assigned for one in (before, after) for name in one[host].jobs}
@@ -299,7 +292,6 @@ def _described(entry: JobAssignment) -> str:
 
 
 def _hosts(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
-    """Yield an event for each host that, by the plan `found`, offers nothing any more or again."""
     for name, after in found.assigned.items():
         host = view.host_named[name]
         if bool(host.assigned.silent_s) != bool(after.silent_s):
@@ -362,7 +354,6 @@ def plan_parts(view: ClusterView, found: ClusterPlan) -> list[PlanPart]:
 def without_parts(
     view: ClusterView, found: ClusterPlan, left_out: Iterable[PlanPart]
 ) -> ClusterPlan:
-    """Return the plan `found` without some of its parts, and without what follows from these."""
     hosts = {host for part in left_out for host in part.hosts}
     jobs = {job for part in left_out for job in part.jobs}
     for host in hosts:
@@ -392,11 +383,9 @@ class _Groups:
         self._parent: dict[_Member, _Member] = {}
 
     def add(self, one: _Member) -> None:
-        """Add a member in a group of its own; do nothing if it was added before."""
         self._parent.setdefault(one, one)
 
     def join(self, one: _Member, other: _Member) -> None:
-        """Make the groups of two members one group; a member that is new is added first."""
         self.add(one)
         self.add(other)
         self._parent[self._root(one)] = self._root(other)

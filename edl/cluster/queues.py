@@ -54,8 +54,6 @@ NO_QUEUE = QueueRecord()  # of jobs whose queue has no record: no quota, and the
 
 @dataclass(frozen=True)
 class QueueRequest:
-    """What the jobs of one queue can use."""
-
     name: str
     usable: int  # the most slots that its jobs can use together
     # its quota, its weight and the most slots that it may have
@@ -273,8 +271,6 @@ RIGID = "waits: it may not be preempted, so it gets slots of the quota of queue 
 
 @dataclass(frozen=True)
 class QuotaRequest:
-    """The request of one job, which may not be preempted, for slots of the quota of its queue."""
-
     name: str  # the name of the job
     size: int  # the number of slots that it has; 0: it waits
     least: int  # the fewest slots with which it may train

@@ -151,7 +151,6 @@ def _due_at_start(
 
 
 def _stopped(job: JobView, run: RunView | None) -> PendingEvent:
-    """Return the event for `job`, whose run `run` was to stop, and has: it may have finished."""
     if run is not None and run.state is JobState.FINISHED:
         return PendingEvent(LifeEvent.FINISH, run.reason or "it has trained to the end")
     if job.wanted.goal is Goal.GONE:
@@ -172,7 +171,6 @@ def _stopped(job: JobView, run: RunView | None) -> PendingEvent:
 
 
 def _ended(job: JobView, run: RunView) -> PendingEvent:
-    """Return the event for `job`, whose run `run` is over: FINISH, RETRY or GIVE_UP."""
     if run.state is JobState.FINISHED:
         return PendingEvent(LifeEvent.FINISH, run.reason or "it has trained to the end")
     if run.state is JobState.FAILED:
@@ -192,7 +190,6 @@ def _failed(job: JobView, reason: str) -> PendingEvent:
 
 
 def _not_started(job: JobView, reason: str, facts: RunHosts, is_hopeless: bool) -> PendingEvent:
-    """Return the event for `job`, whose run has ended, or is to end, before its first step."""
     # It may be the fault of these hosts; but what starts on none of a thousand is not tried on all.
     if facts.has_others and not facts.was_tried:
         why = f"it could not start, and is tried on other hosts: {reason}"
@@ -204,7 +201,6 @@ def _not_started(job: JobView, reason: str, facts: RunHosts, is_hopeless: bool) 
 
 
 def _stop(job: JobView) -> PendingEvent:
-    """Return the event that begins to stop the run of `job` because a user wants it."""
     deleted = job.wanted.goal is Goal.GONE
     return PendingEvent(LifeEvent.STOP, "it is being deleted" if deleted else "it is being halted")
 
@@ -223,8 +219,6 @@ def _hosts_lost(facts: RunHosts) -> str:
 
 @dataclass(frozen=True)
 class JobChange:
-    """A change of a job's state, for the log of events."""
-
     job: str  # the name of the job
     event: LifeEvent  # what happened to the job, so that its state changed
     before: LifeState
@@ -270,7 +264,6 @@ class PlanBuilder:
         self.live_on(job, life)
 
     def stop(self, job: JobView, reason: str) -> None:
-        """Begin to stop the run of `job`: give it the life after the event `STOP`."""
         if job.saves_nothing:
             trained = duration_in_words(max(0.0, self.now_s - job.life.since_s))
             steps = counted(job.measured.done_steps, "step")
@@ -278,7 +271,6 @@ class PlanBuilder:
         self.change(job, LifeEvent.STOP, job.life.after(LifeEvent.STOP, reason, self.now_s))
 
     def facts(self, job: JobView) -> RunHosts:
-        """Return what hosts and agents say of the run of `job`: slots, lost hosts, processes."""
         slots, lost, lives = 0, [], False
         refusals: dict[str, str] = {}
         useless: dict[str, str] = {}
@@ -372,7 +364,6 @@ def end_runs(builder: PlanBuilder) -> None:
 
 
 def stop_runs(builder: PlanBuilder) -> None:
-    """Add to `builder` the orders that stop runs: those of halting jobs, and those of no job."""
     for job in builder.jobs.values():
         run, life = job.run, job.life
         if run is None or run.state.over or job.run_is_foreign:
@@ -457,7 +448,6 @@ def _begin(builder: PlanBuilder, job: JobView) -> None:
 
 
 def _happen(builder: PlanBuilder, job: JobView, due: PendingEvent, facts: RunHosts) -> None:
-    """Put the life that `job` has after the event `due` into `builder`, and note the change."""
     life = life_after(due, job, builder.now_s)
     if due.event is LifeEvent.TRAIN:
         start_s = max(0.0, builder.now_s - job.life.since_s)
@@ -623,7 +613,6 @@ def _start(builder: PlanBuilder, job: JobView, target: Mapping[str, int]) -> Non
 
 
 def _create(builder: PlanBuilder, job: JobView) -> None:
-    """Add the order to create the run of `job`, which starts, unless its records exist."""
     if job.present_run is None and job.run_is_over:
         entries = builder.table.entries(job.name, job.life.run)
         devices = {host: entries[host].devices for host in sorted(entries)}

@@ -26,8 +26,6 @@ LACKS = "this host lacks "  # begins the reason why a host refuses a run: a path
 
 
 class LeaseState(StrEnum):
-    """The state of a lease, as the engine tells it."""
-
     ASKED = "asked"  # it waits in the engine's queue, for the first time or again
     HELD = "held"  # the engine will not start it, as a start has failed; never in a record
     RUNNING = "running"  # its `edl host` was started
@@ -37,8 +35,6 @@ class LeaseState(StrEnum):
 
 @dataclass(frozen=True)
 class HostLease:
-    """One lease as the engine tells it."""
-
     state: LeaseState
     # the name of the machine, under which its `edl host` is in the cluster; empty: not known yet
     host: str = ""
@@ -51,8 +47,6 @@ class HostLease:
 
 @dataclass(frozen=True)
 class Shape:
-    """The kind of host that a cluster asks an engine for."""
-
     slots: int  # the number of slots that its `edl host` offers
     labels: Mapping[str, str] = field(default_factory=dict)  # the labels that it offers
     kind: str = ""  # the kind of machine that it names, for policies that tell fast from slow ones
@@ -109,8 +103,6 @@ class LeaseRecord(Record):
 
 @dataclass(frozen=True)
 class MissingPath(Record):
-    """The record that a lent host did not have a path that jobs need."""
-
     host: str  # the name of the host
     since_s: float  # when it was first known
 
@@ -160,8 +152,6 @@ OF_AGENTS = "agent-"  # begins the names of the logs of agents
 
 
 class HostedLog(NamedTuple):
-    """A log on a host of a cluster."""
-
     name: str  # the name of the log, such as "w3"
     host: str  # the name of the host
 
@@ -325,8 +315,6 @@ class HostOffer(Record):
 
 @dataclass(frozen=True)
 class JobAssignment(Record):
-    """The assignment of one host to one job."""
-
     # While `ends` is 0, `edl host` keeps an agent of the run. No process of another job may live on
     # one of the devices.
 
@@ -371,8 +359,6 @@ class HostAssignment(Record):
 
 @dataclass(frozen=True)
 class JobReport(Record):
-    """The living processes of one job on one host, as `edl host` has found them."""
-
     run: str  # the token of the run
     agent: bool = False  # whether the agent lives
     exit_code: int | None = None  # the exit code of the last agent that has ended; None: none has

@@ -48,8 +48,6 @@ CLOSED: list[Any] = [()]  # in place of answers; the last one, a job's agents, i
 
 
 class _Progress(NamedTuple):
-    """How far a run was, and how fast, when that was read last."""
-
     # the answers to the reads of the job's record and of the names of its runs by then
     about: list[Any]
     answers: list[Any]  # to the reads of its status and of what it has measured
@@ -487,7 +485,6 @@ class RunSessions:
     def _read(
         self, groups: Sequence[_Group], secrets: Mapping[str, str], progress_s: float
     ) -> dict[str, RunRecords]:
-        """Return the runs of the jobs of `groups`; see `_Group.read`."""
         slow = sum(not group.is_connected for group in groups)
         # A new leader reads all: while ZooKeeper answers one session, others' answers are parsed.
         with ThreadPoolExecutor(READERS) if slow > 1 else nullcontext() as pool:
@@ -605,8 +602,6 @@ class RunSessions:
 
 
 def _close(sessions: Sequence[FencedSession]) -> None:
-    """Close `sessions` in a thread, one after another."""
-
     def close() -> None:
         for session in sessions:
             session.close()

@@ -153,7 +153,6 @@ def with_new_host(view: ClusterView, slots: int, labels: Mapping[str, str]) -> C
 
 
 def _host_status(host: HostView) -> HostStatus:
-    """Return the status of a host: its state, its slots and how many of them jobs have."""
     offer = host.offer
     state = "silent" if offer is None else "offers"
     if offer is not None and (host.drained or offer.leaves):

@@ -160,8 +160,6 @@ class ClusterEvents(EventLogNodes[ClusterEvent]):
 
 
 class ClusterPart:
-    """The base of what reads and changes one kind of a cluster's nodes."""
-
     def __init__(self, nodes: ClusterNodes, events: ClusterEvents) -> None:
         self._nodes = nodes
         self._paths = nodes.paths
@@ -241,12 +239,10 @@ class HostRegistration:
         self._reported = data
 
     def withdraw(self) -> None:
-        """Remove the offer, so that the host gets no slots any more."""
         if self._fence is None or self._nodes.read(exists(self._offer))[0] is not None:
             self._write("withdraw", lambda transaction: transaction.delete(self._offer))
 
     def _write(self, word: str, write: Callable[[TransactionRequest], object]) -> None:
-        """Do what `write` adds if this process owns the host; do nothing if a node has gone."""
         if self._fence is None:
             raise self._unregistered()
         fence = self._fence
@@ -366,8 +362,6 @@ class WorkQueue:
 
 
 class ClusterLeader:
-    """The leadership of one cluster: the election, and the records that its leader publishes."""
-
     def __init__(self, nodes: ClusterNodes) -> None:
         self._nodes = nodes
         self._paths = nodes.paths
@@ -426,8 +420,6 @@ class SecretStatus:
 
 
 class ClusterSecrets(ClusterPart):
-    """The secrets of users that a cluster keeps."""
-
     def set(self, name: str, content: bytes) -> bool:
         """Keep `content` as the secret called `name`; False: it was kept before."""
         if not content:
@@ -461,7 +453,6 @@ class ClusterSecrets(ClusterPart):
         return tuple(sorted(self._nodes.read(children(self._paths.secrets))[0] or ()))
 
     def list(self) -> tuple[SecretStatus, ...]:
-        """Return all secrets without their contents, sorted by name."""
         stored = self._read(self.names()).items()
         return tuple(SecretStatus(name, one.set_s, one.by) for name, one in stored)
 
@@ -487,7 +478,6 @@ class ClusterSecrets(ClusterPart):
         return self._nodes.records(StoredSecret, {n: self._paths.user_secret(n) for n in names})
 
     def _unsealed(self, name: str, stored: StoredSecret) -> bytes:
-        """Return the content of a secret; raise a CoordinationError if it was changed by others."""
         try:
             content = unseal(self._key, name, base64.b64decode(stored.sealed))
         except ValueError:
@@ -509,7 +499,6 @@ class ClusterSecrets(ClusterPart):
 
 class ClusterSettings(ClusterPart):
     def get(self) -> ClusterRecord:
-        """Read and return the settings of the cluster: its policy and time limits."""
         self._nodes.check_administrator("see the settings of the cluster")
         path = self._paths.cluster
         if (answer := self._nodes.read(get(path))[0]) is None:
@@ -517,7 +506,6 @@ class ClusterSettings(ClusterPart):
         return record(ClusterRecord, (path, answer[0]))
 
     def change(self, change: Callable[[ClusterRecord], ClusterRecord]) -> ClusterRecord:
-        """Change how the cluster decides, such as its policy, log it; return the new settings."""
         self._nodes.check_administrator("change the settings of the cluster")
         path = self._paths.cluster
 
@@ -546,8 +534,6 @@ WakeOf = Callable[[str], Callable[[], None]]  # the `wake` of the reads of a job
 
 
 class OptionalNodes(NamedTuple):
-    """The nodes of a job that it need not have."""
-
     secret: str | None  # of its runs; None before the first
     measured: MeasuredThroughput | None  # by former runs; None: nothing
 
@@ -563,7 +549,6 @@ class WatchedNodes(Generic[T]):
         self._kept: dict[str, T] = {}
 
     def of(self, names: Iterable[str]) -> dict[str, T]:
-        """Return what there is of the jobs `names`; only those that have changed are read."""
         known = set(names)
         self._changed.keep_only(known)
         due = known - self._kept.keys() | self._changed.take() & known
@@ -865,7 +850,6 @@ class ClusterQueues(ClusterPart):
         return after
 
     def delete(self, name: str) -> None:
-        """Remove the queue called `name`, which must have no jobs that have not ended."""
         self._nodes.check_session()
         path, queues = self._paths.queue(name), self.records()
         jobs = [
@@ -1090,8 +1074,6 @@ class ClusterTenants(ClusterPart):
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """All that a plan needs of a cluster's nodes."""
-
     settings: ClusterRecord
     allocation: AllocationRecord  # the default before the first decision
     allocation_version: int  # which a write of it must name
@@ -1104,8 +1086,6 @@ class ClusterSnapshot:
 
 
 class ClusterStore:
-    """The nodes of one cluster in ZooKeeper, read and written as records."""
-
     # `on_change` runs on kazoo's connection thread, so it must not block.
 
     def __init__(self, nodes: ClusterNodes, by: str = "", on_change: OnChange = None) -> None:

@@ -104,7 +104,6 @@ def _is_known(store: ClusterStore, manifest: JobManifest, key_path: str) -> bool
 def _submit(
     store: ClusterStore, manifest: JobManifest, key_path: str, owner: JobOwner | None
 ) -> None:
-    """Check that the cluster may have the job, and write it with an event in one transaction."""
     nodes, p, name = store.nodes, store.paths, manifest.name
     path = p.job(name)
     jobs, old, life = nodes.read(exists(p.jobs), get(path), get(p.life(name)))
@@ -284,7 +283,6 @@ class TenantJobs(ClusterJobs):
         return self._ask(request)
 
     def change_wanted(self, job: str, change: Callable[[Wanted], Wanted]) -> Wanted:
-        """Ask the leader to change what is wanted of `job`; return what is wanted then."""
         stored = self.get(job)
         before, after = stored.wanted, change(stored.wanted)
         request = TenantRequest(
@@ -299,7 +297,6 @@ class TenantJobs(ClusterJobs):
         return self.get(stored.name).wanted
 
     def delete(self, job: str, submitted_s: float | None = None) -> Wanted:
-        """Ask the leader to delete `job`; return what is wanted of it then."""
         stored = self.get(job)
         if submitted_s is not None:
             check_submission(stored, submitted_s)
@@ -344,8 +341,6 @@ class TenantJobs(ClusterJobs):
 
 
 class TenantHosts(ClusterHosts):
-    """The hosts of a cluster as a tenant sees them."""
-
     def __init__(self, nodes: TenantNodes, events: ClusterEvents) -> None:
         super().__init__(nodes, events)
         self._view = nodes.view
@@ -358,8 +353,6 @@ class TenantHosts(ClusterHosts):
 
 
 class TenantLeader(ClusterLeader):
-    """A reader of the reasons that the leader of a cluster gives for the jobs of one tenant."""
-
     def __init__(self, nodes: TenantNodes) -> None:
         super().__init__(nodes)
         self._view = nodes.view

@@ -86,8 +86,6 @@ class TenantRequest(Record):
 
 @dataclass(frozen=True)
 class TenantResponse(Record):
-    """The leader's response to a request of a tenant."""
-
     # the number of the response. The leader counts them, so that it depends on no name of a node in
     # the inbox: whoever may create one there can choose that name.
     number: int

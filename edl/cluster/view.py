@@ -134,8 +134,6 @@ Devices = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class AgentView:
-    """The record of one agent of a run (`Host`), as far as a plan needs it."""
-
     devices: frozenset[int] = frozenset()  # the devices on which the agent may start workers
     busy: frozenset[int] = frozenset()  # the devices that living processes use
     leaving: bool = False  # whether the agent was asked to leave the job
@@ -212,8 +210,6 @@ class JobMeasurements:
 
 @dataclass(frozen=True)
 class JobView:
-    """One job of the cluster, as the leader has read it."""
-
     name: str
     # the place in the order of submission; no other submission, of whatever name, has it (the
     # `czxid` of the manifest's node)
@@ -276,8 +272,6 @@ class JobView:
 
 @dataclass(frozen=True)
 class HostView:
-    """One host of the cluster, as the leader has read it."""
-
     name: str
     offer: HostOffer | None = None  # what it offers; None: it offers nothing now
     drained: bool = False  # whether a user wants no slots of jobs on it
@@ -334,8 +328,6 @@ class HostView:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """All that a plan is made of, but for the time and the policy."""
-
     jobs: Sequence[JobView]  # the jobs, in the order of submission
     # the hosts, in the order of their names; also those that offer nothing
     hosts: Sequence[HostView]
@@ -400,8 +392,6 @@ FAILED_JOBS = 3  # so many different jobs that could not start take a host out
 
 
 class DeviceTable:
-    """The devices of all hosts, and the run that each belongs to."""
-
     def __init__(self, hosts: Sequence[HostView], now_s: float) -> None:
         self.hosts = {host.name: host for host in hosts}
         self.now_s = now_s
@@ -426,7 +416,6 @@ class DeviceTable:
         return {host: self._jobs[host][job] for host in sorted(self._hosts_of.get(job, ()))}
 
     def entries(self, job: str, run: str) -> dict[str, JobAssignment]:
-        """Return the devices of one run by host, without hosts where the run was told to end."""
         return {
             host: entry
             for host, entry in self.of_job(job).items()
@@ -619,8 +608,6 @@ def missing_on_borrowed(job: JobView, cluster: ClusterView) -> str:
 
 @dataclass(frozen=True)
 class CreateRun:
-    """Create the run of a job, if the job's node has not got it yet."""
-
     job: str  # the name of the job
     run: str  # the token of the run
     # host -> the devices that the run may use there; their number is that of the workers
@@ -648,8 +635,6 @@ class PlaceRun:
 
 @dataclass(frozen=True)
 class StopRun:
-    """Stop a run, if it is not over."""
-
     job: str  # the name of the job
     run: str  # the token of the run; a run of another token is left alone
     # whether the run saves a checkpoint and ends by itself. If not, its record says at once that it
@@ -752,8 +737,6 @@ def resume_setting(manifest: JobManifest, order: int, last: RunRecords | None) -
 
 
 class DeviceChange(NamedTuple):
-    """The devices that a run may use next."""
-
     # host -> devices; hosts without any are left out. None: no change is possible now.
     devices: Devices | None
     lacking: int  # how many devices the run needs for its target beyond those that it has and keeps

@@ -132,8 +132,6 @@ def _was_deleted_after_its_end(job: JobView) -> bool:
 
 
 class ClusterWriter:
-    """The writer of a cluster's records during one term of a leader."""
-
     def __init__(self, store: ClusterStore, leadership: Leadership) -> None:
         self.paths = store.paths
         self.term = leadership.term
@@ -142,7 +140,6 @@ class ClusterWriter:
         self._leadership = leadership
 
     def commit(self, writes: Sequence[Write]) -> bool:
-        """Do all `writes` in one transaction, or none of them; return whether they were done."""
         self._nodes.check_session()
         size = byte_count(writes)
         if size > MAX_BYTES:

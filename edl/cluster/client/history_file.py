@@ -89,7 +89,6 @@ class HistoryFile:
         return self._chosen is not None
 
     def fill(self, read: ReadEvents, uid: str) -> int:
-        """Add what has happened since the last call, and return how many events were new."""
         if uid != self._uid:
             self._chosen, self._uid = None, uid
         for path in self._paths(uid):
@@ -233,8 +232,6 @@ def _unusable(path: Path, error: sqlite3.Error) -> DataError:
 
 @dataclass(frozen=True)
 class _ReadResult:
-    """The events of a cluster's log that the file does not have yet."""
-
     events: Sequence[tuple[int, ClusterEvent]]  # the events, each with its number, the oldest first
     # whether the log has lost events between the last one of the file and `events`
     has_gap: bool = False
@@ -277,7 +274,6 @@ def _last(db: sqlite3.Connection) -> tuple[int, str] | None:
 
 
 def _read_after(read: ReadEvents, known: tuple[int, str] | None) -> _ReadResult | None:
-    """Read the events of a cluster's log that come after the last one that the file has."""
     if known is None:
         return _ReadResult(read(-1))
     last, text = known
@@ -303,7 +299,6 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _make(db: sqlite3.Connection) -> None:
-    """Make the tables of this format, within a transaction; what else the file has is removed."""
     named = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
     for (name,) in db.execute(named).fetchall():
         db.execute(f'DROP TABLE "{name}"')
@@ -313,7 +308,6 @@ def _make(db: sqlite3.Connection) -> None:
 
 
 def _add(db: sqlite3.Connection, events: Sequence[tuple[int, ClusterEvent]], now_s: float) -> None:
-    """Add what `events` say, and remove what ended long before the last one of them."""
     if not events:
         return
     rows = db.execute("SELECT record FROM jobs WHERE ended_s = 0").fetchall()
@@ -358,7 +352,6 @@ def _write_jobs(db: sqlite3.Connection, jobs: Mapping[int, JobHistoryState]) -> 
 
 
 def _write_rest(db: sqlite3.Connection, found: EventOutcome) -> None:
-    """Write the intervals and the entry of the audit that an event has added."""
     db.executemany(
         "INSERT INTO intervals VALUES (?, ?, ?, ?, ?, ?)",
         (
@@ -390,8 +383,6 @@ END_S = 2.0  # for a look that is under way to end; without it, the next one doe
 
 
 class HistoryThread:
-    """A thread that adds new events of a cluster to its history; a context manager."""
-
     def __init__(
         self,
         cluster: Cluster,

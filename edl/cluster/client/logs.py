@@ -39,8 +39,6 @@ MISSED = b"\nedl: what was written here is gone: nobody read it in time\n"
 
 @dataclass(frozen=True)
 class HostLogs:
-    """The logs on one host of a cluster, read over HTTP."""
-
     host: str  # the name of the host
     offer: HostOffer  # what the host offers, with the address and port at which `edl host` listens
     access: Access  # the name and the secret of the cluster
@@ -144,7 +142,6 @@ class ClusterJobLogs:
         return bool(self._logs)
 
     def look(self) -> None:
-        """Find out which hosts have which logs; workers and hosts may have come."""
         offers = {host.name: host.offer for host in self._store.hosts.list()}
         self._hosts = {
             name: HostLogs(name, offer, self._signs)
@@ -250,7 +247,6 @@ def log_ends(
 
 
 def _tails(events: list[Event]) -> dict[str, str]:
-    """Return the end of the output of each worker that has ended, by the events of a run."""
     found = {}
     for event in events:
         details = event.details

@@ -23,7 +23,6 @@ from edl.cluster_policies import load_policy, policy_of
 
 
 def status_of_cluster(store: ClusterStore) -> ClusterStatus:
-    """Return the status of the cluster of `store`: who leads, its hosts, the slots in use."""
     leases, _ = store.leader.leases()
     return status_of_snapshot(store, store.observe(), leases, len(store.leader.controllers()))
 

@@ -46,7 +46,6 @@ def ignore_status(_status: ClusterJobStatus) -> None:
 
 
 def described(job: JobView, reasons: JobReasons) -> ClusterJobStatus:
-    """Return the status of `job` that users are shown: its state, the reason, slots and times."""
     manifest, life, wanted = job.manifest, job.life, job.wanted
     reason = reasons.reason(job.name, life.since_s) if life.state is not LifeState.ENDED else ""
     return ClusterJobStatus(
@@ -73,7 +72,6 @@ def described(job: JobView, reasons: JobReasons) -> ClusterJobStatus:
 
 
 def details(store: ClusterStore, name: str, now_s: float) -> ClusterJobDetails:
-    """Return the status, manifest, devices and events of the job called `name`."""
     job, reasons, hosts = store.jobs.get(name), store.leader.reasons(), store.hosts.list()
     entries = {host.name: host.assigned.jobs[name] for host in hosts if name in host.assigned.jobs}
     history: list[ClusterEvent] = []
@@ -100,7 +98,6 @@ def events(
     after: int = -1,
     unreadable: OnUnreadable = leave_out,
 ) -> list[tuple[int, ClusterEvent]]:
-    """Return (number, event) for the events of the cluster, or only those about `job`."""
     found = store.events.read_known(after, unreadable)
     return [one for one in found if job is None or one[1].job == job]
 

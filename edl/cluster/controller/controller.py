@@ -96,8 +96,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LeaderRecords:
-    """The records that the leader has read in one turn."""
-
     # the jobs, hosts and settings of the cluster, with the versions of their nodes
     snapshot: ClusterSnapshot
     # the secrets of its jobs, by job; a job without one was never started
@@ -131,8 +129,6 @@ class LeaderRecords:
 
 
 class RunWriter:
-    """The writer of the runs of a cluster's jobs, during one term of the leader."""
-
     def __init__(self, session_of: Callable[[str], Session]) -> None:
         # how many runs the cluster has; each new one writes its status the less often
         self.count = 0
@@ -182,7 +178,6 @@ class RunWriter:
     def _create(
         self, session: Session, order: CreateRun, job: JobView, last: RunRecords | None
     ) -> None:
-        """Write the records of a new run of a job, which its agents then join."""
         hosts = {host: len(devices) for host, devices in order.devices.items()}
         spec = job.manifest.job_spec(resume_setting(job.manifest, job.order, last))
         period_s = status_period_s(spec.settings.status_period_s, self.count)
@@ -195,7 +190,6 @@ class RunWriter:
 
     @staticmethod
     def _stop(session: Session, order: StopRun) -> None:
-        """Write into the record of a run that it is to stop, or that it has stopped."""
         store = JobStore(session, order.job)
         store.nodes.belong_to(order.run)
         p = store.paths
@@ -226,8 +220,6 @@ Events = Sequence[PlannedEvent]
 
 
 class PlanWriter:
-    """Writes the plans of a controller that leads, in one term, into the cluster's records."""
-
     def __init__(
         self, store: ClusterStore, writer: ClusterWriter, say: Callable[[str], None]
     ) -> None:
@@ -271,7 +263,6 @@ class PlanWriter:
     def _of_part(
         self, read: LeaderRecords, found: ClusterPlan, part: PlanPart, events: Events
     ) -> list[Write]:
-        """Return the writes of the jobs and hosts of `part`, with the events of these jobs."""
         paths, jobs = self._store.paths, read.job_named
         lives = {name: found.lives[name] for name in part.jobs}
         return [
@@ -320,8 +311,6 @@ REMOVER_REST_S = 60.0  # before edl tries again what ZooKeeper's administrator h
 
 
 class JobRemover:
-    """Removes ended jobs during one term of a cluster's leader, each turn for a limited time."""
-
     def __init__(
         self,
         runs: RunWriter,
@@ -384,8 +373,6 @@ BACKLOG = 64
 
 
 class LivenessServer:
-    """A port at which this process listens as long as it lives; use it as a context manager."""
-
     def __init__(self, address: str) -> None:
         self._address = address
         self._socket = socket.socket()
@@ -421,8 +408,6 @@ class LivenessServer:
 
 
 class LivenessProbe:
-    """A probe that finds dead controllers: those at whose port nobody listens any more."""
-
     def __init__(self) -> None:
         self._answered: set[str] = set()
 
@@ -471,8 +456,6 @@ Say = Callable[[str], None]
 
 
 class Controller:
-    """A controller of a cluster: it takes part in the election, and plans while it leads."""
-
     def __init__(
         self,
         hosts: str,
@@ -534,7 +517,6 @@ class Controller:
                     logger.info("it is not known which hosts are borrowed: %s", error)
 
     def _turn(self, store: ClusterStore, election: Election) -> float:
-        """Take part in the election once; if this controller leads, read, plan and write once."""
         try:
             of_runs = [] if self._term is None else self._term.run_sessions.sessions
             for session in (self._session, *of_runs):
@@ -570,7 +552,6 @@ class Controller:
             return LOOK_S
 
     def _begin(self, store: ClusterStore, leadership: Leadership) -> ControllerTerm:
-        """Begin to lead the cluster: log it as an event, print it, and return the new term."""
         self._end_term()
         connect = partial(self._connect, leadership)
         sessions = RunSessions(connect, self._wakeup.set, self._say)
@@ -600,7 +581,6 @@ class Controller:
         return session
 
     def _end_term(self) -> None:
-        """Lead no more: drop the term, if there is one, and order nothing of the engine."""
         if self._term is not None:
             self._term.run_sessions.close()
         self._term = None
@@ -618,22 +598,18 @@ class Controller:
         return FOLLOW_S
 
     def _resign(self, election: Election) -> None:
-        """Leave `election`, so that another controller leads at once; an error is only logged."""
         try:
             election.leave()
         except CoordinationError as error:
             logger.info("could not resign, so the session has to end: %s", error)
 
     def _say_once(self, sentence: str) -> None:
-        """Show `sentence` to the user, unless it was the last one that this method has shown."""
         if sentence != self._said:
             self._said = sentence
             self._say(sentence)
 
 
 class ControllerTerm:
-    """One term of the leader of a cluster; `turn` plans once and carries the plan out."""
-
     def __init__(
         self,
         store: ClusterStore,
@@ -663,7 +639,6 @@ class ControllerTerm:
         self._tidied_s = 0.0  # by the monotonic clock
 
     def begin(self, about: ControllerRecord) -> None:
-        """Write to the cluster's event log that the controller `about` describes leads now."""
         event = self._store.events.new(
             ClusterEventKind.LEADER,
             f"{about} leads in term {self.number}, with edl {about.version}",
@@ -671,7 +646,6 @@ class ControllerTerm:
         self._writer.commit([event_write(self._store.paths, event)])
 
     def borrow(self, runner: FleetRunner, limits: LeaseLimits) -> None:
-        """From now on, borrow hosts from an engine, within `limits`; `runner` talks to it."""
         self._leases = LeaseManager(self._store, self._writer, runner, limits, self._say)
 
     def turn(self) -> float:

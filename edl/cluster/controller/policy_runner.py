@@ -49,8 +49,6 @@ LEAVE_S = 60.0  # for the host's jobs to leave it, before it is killed
 
 
 class BackgroundProcess:
-    """A process that is started again when it dies."""
-
     def __init__(self, words: Sequence[str], what: str, say: Callable[[str], None]) -> None:
         self._command = [sys.executable, "-m", "edl.cli.main", *words]
         self._what = what
@@ -63,11 +61,9 @@ class BackgroundProcess:
         )
 
     def start(self) -> None:
-        """Start the thread that starts the process again whenever it ends, and return at once."""
         self._thread.start()
 
     def end(self, within_s: float = LEAVE_S) -> None:
-        """Let the process end; kill it if that takes longer than `within_s` seconds."""
         self._ending.set()
         with self._changing:
             process = self._process
@@ -87,7 +83,6 @@ class BackgroundProcess:
                 self._process.terminate()
 
     def _keep(self) -> None:
-        """Start the process, and again whenever it ends, until `end`; runs in the thread."""
         pause_s = FIRST_PAUSE_S
         while not self._ending.is_set():
             began_s = time.monotonic()
@@ -237,8 +232,6 @@ REST_S = 30.0  # of a policy that has failed, before it is asked again
 
 
 class PolicyRunner:
-    """The policy of a cluster as its leader asks it, during one term."""
-
     def __init__(self, say: Callable[[str], None], rest_s: float = REST_S) -> None:
         self._say = say
         self._rest_s = rest_s

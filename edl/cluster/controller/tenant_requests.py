@@ -94,7 +94,6 @@ class TenantRequests:
     # --- requests
 
     def _serve(self, tenant: str, about: TenantRecord, now_s: float) -> float:
-        """Carry out the oldest requests of one tenant; return when to call this again."""
         inbox = self._nodes.read(children(self._paths.inbox(tenant), self._wake))[0] or ()
         waiting = sorted(set(inbox), key=lambda node: (request_number(node) or 0, node))
         waiting = [node for node in waiting if f"{tenant}/{node}" not in self._stuck]
@@ -146,7 +145,6 @@ class TenantRequests:
             self._stuck.add(f"{tenant}/{node}")
 
     def _take(self, tenant: str, about: TenantRecord, node: str) -> None:
-        """Carry out one request, answer it and remove it; one that is no request is removed."""
         key = self._tenants.key(tenant, about)
         if key is None:
             self._drop(tenant, node, "its record is of another secret; make the tenant anew")

@@ -64,8 +64,6 @@ KEPT = ("HOME", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "XDG_STATE_HOME", "XDG_
 
 @dataclass(frozen=True)
 class HostCommand:
-    """The command `edl host` as an engine runs it; these parts are the same for all leases."""
-
     cluster: str  # the name of the cluster
     zookeeper: str  # its ZooKeeper servers
     secret_file: Path  # the file with its secret, under the same path on every machine

@@ -34,8 +34,6 @@ WAITS, LIVES = {"DEPENDENCIES_UNREADY", "PENDING_CREATION"}, "ALIVE"
 
 
 class LeaseActor:
-    """The actor of a lease, which starts `edl host` on its node."""
-
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         libc = ctypes.CDLL(None)
         self._host = socket.gethostname()
@@ -65,8 +63,6 @@ class LeaseActor:
 
 
 class RayCalls:
-    """The calls to a Ray cluster."""
-
     def __init__(self, ray: Any, address: str, namespace: str) -> None:
         self._ray = ray
         self._namespace = namespace
@@ -106,7 +102,6 @@ class RayCalls:
         environment: Mapping[str, str],
         avoid: Collection[str] = (),
     ) -> None:
-        """Create the actor of a lease, unless it is there."""
         options = {"name": name, "lifetime": "detached", "get_if_exists": True}
         options |= {"resources": {RESOURCE: 1}, "num_cpus": 0, "max_restarts": 0}
         node = self._other_node(avoid) if avoid else None

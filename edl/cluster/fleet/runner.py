@@ -38,8 +38,6 @@ POLL_S = 3.0  # between two questions to the engine
 
 @dataclass(frozen=True)
 class FleetStatus:
-    """An answer of the engine."""
-
     number: int = 0  # the number of the answer, from 1; 0: it was not asked yet
     # the leases of the cluster, by name; None: the engine does not answer
     leases: Mapping[str, HostLease] | None = None
@@ -104,7 +102,6 @@ class FleetRunner:
             self._ordered.set()
 
     def _run(self) -> None:
-        """Ask and carry out in turns until `stop`; runs in the thread."""
         # Its last call may go on: this one makes none before that is over.
         if self._after is not None:
             self._after.join()
@@ -191,8 +188,6 @@ class FleetRunner:
 
 
 class LeaseManager:
-    """The leases of a cluster, during one term of its leader."""
-
     def __init__(
         self,
         store: ClusterStore,

@@ -71,15 +71,11 @@ _AWAY = (
 
 @dataclass(frozen=True)
 class _Batch:
-    """A batch job of Slurm: its number, and the lease that it is of."""
-
     number: str
     lease: HostLease
 
 
 class SlurmFleet:
-    """The part of a Slurm cluster that lends hosts to one cluster of edl."""
-
     name = "slurm"
 
     def __init__(
@@ -99,11 +95,9 @@ class SlurmFleet:
         self._rests_until_s = -math.inf  # by the monotonic clock, before the next update
 
     def leases(self) -> Mapping[str, HostLease]:
-        """Return the leases of the batch jobs that Slurm still knows; see `Fleet`."""
         return {name: batches[-1].lease for name, batches in self._batches().items()}
 
     def ask(self, lease: str, shape: Shape) -> None:
-        """Submit the batch job of `lease`, or update the one that waits; see `Fleet`."""
         batches = self._batches().get(lease, [])
         if any(one.lease.state is not LeaseState.ENDED for one in batches):
             for one in batches:
@@ -125,7 +119,6 @@ class SlurmFleet:
             raise LeaseRefused(f"sbatch{but}: {error}") from error
 
     def give_back(self, lease: str, within_s: float) -> None:
-        """Signal the batch job of `lease`, or cancel it; see `Fleet`."""
         for one in self._batches().get(lease, []):
             if one.lease.state is LeaseState.ENDED:
                 continue
@@ -135,7 +128,6 @@ class SlurmFleet:
                 self._call("scancel", *politely, one.number)
 
     def log(self, lease: str) -> str:
-        """Return the end of the output of the batch job of `lease`; see `Fleet`."""
         try:
             with self._log_of(lease).open("rb") as file:
                 file.seek(0, os.SEEK_END)

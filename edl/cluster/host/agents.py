@@ -62,8 +62,6 @@ _OWN = frozenset(
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """The options with which all agents of a host are started."""
-
     host: str  # the name of the host
     mark: str  # the mark of the host's processes (`host_mark`)
     slots: int  # the number of slots
@@ -77,8 +75,6 @@ class AgentOptions:
 
 @dataclass(frozen=True)
 class StartOfRun:
-    """The run, manifest and secret with which one agent is started."""
-
     run: str  # the token of the run
     manifest: JobManifest
     secret: str = field(repr=False)  # the secret of the job
@@ -88,8 +84,6 @@ class StartOfRun:
 
 @dataclass
 class _RunningAgent:
-    """An agent of a run on this host that lives, as far as this process knows."""
-
     run: str  # the token of its run
     since_s: float  # when it was started or found, in seconds of the monotonic clock
     # the agent's process; None: another process has started it
@@ -97,8 +91,6 @@ class _RunningAgent:
 
 
 class HostAgents:
-    """The agents of the jobs of one host."""
-
     def __init__(
         self,
         options: AgentOptions,

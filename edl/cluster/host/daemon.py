@@ -90,8 +90,6 @@ WAIT_S = 0.3  # for a look whether paths are there
 
 
 class PathProbe:
-    """Answers whether paths are there; a path has at most one thread at a time."""
-
     # A file server that is away makes a look last for ever. So each path has a thread of its own,
     # and one whose look does not end counts as unknown.
 
@@ -129,8 +127,6 @@ def exists_here(path: str) -> bool:
 
 
 class AssignedRuns:
-    """A reader of the manifests, secrets and runs of jobs that are assigned to a host."""
-
     def __init__(
         self,
         store: ClusterStore,
@@ -215,7 +211,6 @@ class AssignedRuns:
         return why if tenant else ""
 
     def _lacks(self, manifest: JobManifest) -> str:
-        """Return which path that `manifest` requires is not here, as a sentence; empty: none."""
         there = self.paths.answers(manifest.required_paths)
         for path, what in manifest.required_paths.items():
             if not there.get(path, False):
@@ -263,8 +258,6 @@ FORMER_S = 2.0  # beyond a session time-out, for the offer of a former `edl host
 
 
 class HostDaemon:
-    """The work of the process `edl host`, which keeps the agents of jobs on one host."""
-
     def __init__(
         self,
         store: ClusterStore,
@@ -300,7 +293,6 @@ class HostDaemon:
         self._is_away = False
 
     def wake(self) -> None:
-        """Begin the next turn at once; any thread may call this."""
         self._wake.set()
 
     def run(self) -> None:
@@ -403,7 +395,6 @@ class HostDaemon:
     def _prepare(
         self, assigned: HostAssignment, decision: HostDecision, now_s: float
     ) -> tuple[dict[str, StartOfRun], dict[str, str]]:
-        """Read what the agents to start are started with; say why some cannot start now."""
         entries = assigned.jobs.items()
         self._runs.keep_only({(job, entry.run) for job, entry in entries if not entry.ends})
         starts: dict[str, StartOfRun] = {}
@@ -502,7 +493,6 @@ class HostDaemon:
         return self._has_left(None, self._find(HostAssignment()), now_s)
 
     def _is_late(self, now_s: float) -> bool:
-        """Return whether to kill all that lives here: a second signal came, or time is over."""
         if not self._left_s:
             return False
         limit_s = math.inf if self._leave_within_s is None else self._leave_within_s
@@ -537,7 +527,6 @@ class HostDaemon:
             time.sleep(SOON_S)
 
     def _note_away(self, why: str) -> None:
-        """Say once that ZooKeeper is away, because of `why`; once that it is back if empty."""
         if bool(why) != self._is_away:
             self._is_away = bool(why)
             self._say(
@@ -560,8 +549,6 @@ class HostDaemon:
 
 @dataclass(frozen=True)
 class HostSettings:
-    """The settings and options of one `edl host`."""
-
     settings: config.Config  # the settings of this process, with the name of the host
     address: str  # the network address of the host
     devices: tuple[int, ...]  # the numbers of the devices that it offers, one for each slot

@@ -116,8 +116,6 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 @dataclass(frozen=True)
 class LogPlaces:
-    """The directories of the logs of a host's jobs, and the paths of the logs in them."""
-
     # the directory with a folder for each job, of which `logs` has the workers' logs; it lies in
     # the state directory of edl
     workers: Path
@@ -126,7 +124,6 @@ class LogPlaces:
     users: JobUsers = field(default_factory=JobUsers)
 
     def of_agent(self, job: str, run: str) -> Path:
-        """Return the path of the log of a run's agents; the file need not exist."""
         return self.agents / f"{job}-{run}.log"
 
     def has_log(self, job: str, run: str) -> bool:
@@ -137,7 +134,6 @@ class LogPlaces:
             return False
 
     def of_workers(self, job: str) -> Path:
-        """Return the directory of the logs of a job's workers; it need not exist."""
         return self._jobs(job) / job / "logs"
 
     def state(self, job: str) -> Path:

@@ -139,7 +139,6 @@ def start_of(pid: int) -> int | None:
 
 
 def signal_process(order: ProcessSignal) -> None:
-    """Send SIGTERM or SIGKILL to a process, unless it has ended."""
     process = order.process
     if start_of(process.pid) != process.started:
         return  # its pid may belong to another process by now
@@ -191,8 +190,6 @@ class StartCommand(NamedTuple):
 
 
 class Slices:
-    """The systemd slices of the runs on one host."""
-
     def __init__(self, limits: SlotLimits, mark: str) -> None:
         self._limits = limits
         self._group = f"edl-{_digest(mark)}"
@@ -201,7 +198,6 @@ class Slices:
         self._has_looked = False
 
     def limit(self, slots: Mapping[Run, int]) -> None:
-        """Let the limits of each run be those of its slots; nothing is done for those that are."""
         for run, count in slots.items():
             if self._slots.get(run) == count:
                 continue

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 
 class UserCommand(NamedTuple):
-    """A command, with its environment and the user as whom it runs."""
-
     words: tuple[str, ...]  # the command line; the first word is the path of the program
     environment: dict[str, str]  # all its environment variables
     # (number of the user, number of its first group, numbers of all its groups); None: the present

@@ -37,8 +37,6 @@ PASSED = frozenset(
 
 @dataclass(frozen=True)
 class JobUser:
-    """A user of this machine, as whom agents and workers run."""
-
     name: str
     uid: int
     gid: int  # of its first group
@@ -56,8 +54,6 @@ class JobUser:
 
 @dataclass(frozen=True)
 class JobUsers:
-    """The users as whom the jobs of a host run."""
-
     # tenant -> its user; `ALL_OTHERS` -> the user of all other jobs. Empty: the administrator's
     # jobs run as the user of this process, those of tenants not at all.
     of_tenants: Mapping[str, JobUser] = field(default_factory=dict)
@@ -131,8 +127,6 @@ def secret_root(mark: str, state: Path, memory: Path = _MEMORY) -> Path:
 
 
 class SecretFiles:
-    """The directories with the secrets of the runs on one host."""
-
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -143,7 +137,6 @@ class SecretFiles:
         contents: Mapping[str, bytes],
         owner: tuple[int, int] | None = None,
     ) -> Path:
-        """Write the secrets of a run, each into a file of its name; return their directory."""
         self._root.parent.mkdir(parents=True, exist_ok=True)
         found = [path for path, _ in self._directories()]
         begin, place = f"{self._root.name}-", self._root.parent

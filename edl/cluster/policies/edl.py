@@ -93,8 +93,6 @@ class JobWait(NamedTuple):
 
 
 class JobDeadline(NamedTuple):
-    """A job that is due."""
-
     name: str
     least: int  # the fewest slots that it may have
     deadline_s: float  # the time by which due jobs are ordered
@@ -532,8 +530,6 @@ class EdlPolicy:
 
 
 class _Candidate(NamedTuple):
-    """A job whose slots may change, as the program weighs it."""
-
     curve: SlotValues  # its speed, remaining time and batch, by its number of slots
     price: float  # the worth of a slot-second of its work
     pool: int | None  # the place of the pool that it is in; None: it has no slots

@@ -75,7 +75,6 @@ def with_parameters(name: str, parameters: Mapping[str, Any]) -> ClusterPolicy:
 
 
 def check_parameters(name: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Raise UsageError unless each parameter is known, and its value is like the known one."""
     for key, value in given.items():
         if key not in known:
             have = f"its parameters are {', '.join(known)}" if known else "it has no parameters"

@@ -189,8 +189,6 @@ def _reason(job: ClusterJob, has: int, demoted: bool, compacted: bool) -> str:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A job in a ranking of jobs."""
-
     # the job as a policy reads it; its position is that of this object in the sequence
     job: ClusterJob
     why: str  # the clause that explains its position in the ranking, for the reason of the decision
