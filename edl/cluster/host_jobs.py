@@ -232,7 +232,8 @@ def _starts(
     limits: HostLimits,
 ) -> tuple[tuple[str, ...], list[float]]:
     """Return the pair (jobs that get an agent now, sorted; times at which others may get one)."""
-    strangers = [of_run for of_run in runs if not _is_assigned(assigned, of_run)]
+    known = {(job, entry.run) for job, entry in assigned.jobs.items()}
+    strangers = runs.keys() - known
     # A stranger may use any device.
     if seen.kills or strangers:
         return (), []
@@ -259,11 +260,6 @@ def missing_agents(assigned: HostAssignment, processes: Iterable[RunProcess]) ->
         for job, entry in sorted(assigned.jobs.items())
         if not entry.ends and (job, entry.run) not in have
     )
-
-
-def _is_assigned(assigned: HostAssignment, of_run: tuple[str, str]) -> bool:
-    entry = assigned.jobs.get(of_run[0])
-    return entry is not None and entry.run == of_run[1]
 
 
 def _reports(

@@ -223,16 +223,20 @@ def decide_leases(
     if answer is None:
         return LeaseDecision(table)
     table = leases_by(now_s, table, MAX_REST_S)
-    draft = _Draft(table, answer, cluster, limits, now_s)
+    builder = _LeaseBuilder(table, answer, cluster, limits, now_s)
     for name, record in table.leases.items():
-        draft.advance(name, record)
-    draft.return_strays()
-    draft.return_useless()
-    draft.remember_missing()
-    needed, why = wanted_hosts(cluster, limits, draft.missing.keys())
-    draft.ask_for(needed, why)
-    draft.return_surplus(needed)
-    return draft.decision(needed)
+        builder.advance(name, record)
+    builder.return_strays()
+    builder.return_useless()
+    builder.missing = missing_paths(table.missing, cluster, now_s)
+    for path in sorted(builder.missing.keys() - table.missing.keys()):
+        host = builder.missing[path].host
+        what = f"asks for no host on behalf of jobs that need {path} for an hour"
+        builder.note(what, f"{host} lacks it", host)
+    needed, why = wanted_hosts(cluster, limits, builder.missing.keys())
+    builder.ask_for(needed, why)
+    builder.return_surplus(needed)
+    return builder.decision(needed)
 
 
 @dataclass(frozen=True)
@@ -313,7 +317,7 @@ def _leaves(host: HostView | None, otherwise: bool) -> bool:
     return otherwise if host is None or host.offer is None else host.offer.leaves
 
 
-class _Draft:
+class _LeaseBuilder:
     def __init__(
         self,
         table: LeaseTable,
@@ -328,7 +332,9 @@ class _Draft:
         self._now_s = now_s
         self._hosts = _hosts_of(cluster, answer)
         self._cluster = cluster
-        self._avoid = self._to_avoid(table)
+        useless = {host.name for host in cluster.hosts if self._useless(host)}
+        occupied = {one.host for one in table.leases.values() if one.is_over and one.host}
+        self._avoid = tuple(sorted(useless | occupied))
         self._leases: dict[str, LeaseRecord] = {}
         self._strays: dict[str, float] = {}
         self._last = table.last
@@ -352,7 +358,11 @@ class _Draft:
         elif lease is not None and lease.state is LeaseState.UNKNOWN:
             self._hold(name, record, lease, host)
         elif lease is not None and lease.state is LeaseState.HELD:
-            self._give_up(name, record, lease, host)
+            # The engine will not start it by itself.
+            if not record.back_s:
+                self._fail(name, lease.why, record.host)
+            back_s = record.back_s or self._now_s
+            self._leave(name, replace(record, why=lease.why, back_s=back_s), host)
         elif lease is None or lease.state is LeaseState.ENDED:
             self._end(name, record, host, lease.why if lease is not None else "")
         else:
@@ -384,7 +394,7 @@ class _Draft:
     ) -> None:
         """Keep a lease in the state of its record, because the engine does not tell another one."""
         if lease.why and lease.why != record.why:
-            self._note(f"{name} stays as it was", lease.why, record.host)
+            self.note(f"{name} stays as it was", lease.why, record.host)
         heard = self._heard(record, replace(lease, state=record.state), host)
         # That its host is silent is not held against it.
         kept = replace(heard, silent_s=record.silent_s if host is None else 0.0)
@@ -392,14 +402,6 @@ class _Draft:
             self._leave(name, kept, host)
         else:
             self._leases[name] = kept
-
-    def _give_up(
-        self, name: str, record: LeaseRecord, lease: HostLease, host: HostView | None
-    ) -> None:
-        if not record.back_s:
-            self._fail(name, lease.why, record.host)
-        back_s = record.back_s or self._now_s
-        self._leave(name, replace(record, why=lease.why, back_s=back_s), host)
 
     def _go_on(self, name: str, record: LeaseRecord, host: HostView | None) -> None:
         late_s = self._now_s - record.silent_s - self._limits.start_s
@@ -418,16 +420,16 @@ class _Draft:
         """Forget a lease that has ended; not while its host still offers slots under its name."""
         if host is not None:
             if not record.is_over:
-                self._note(f"{name} has ended, but edl host lives on", why, host.name)
+                self.note(f"{name} has ended, but edl host lives on", why, host.name)
             self._leases[name] = replace(record, is_over=True, state=LeaseState.ENDED, why=why)
             return
         asked = record.back_s or record.leaves  # of the host to leave
         if not asked and (not record.offered_s or self._now_s - record.offered_s < SOON_S):
             self._fail(name, why or "the engine does not say why", record.host)
         elif record.back_s:
-            self._note(f"{name} has been given back", "", record.host)
+            self.note(f"{name} has been given back", "", record.host)
         elif not record.is_over:
-            self._note(f"{name} has ended", why, record.host)
+            self.note(f"{name} has ended", why, record.host)
 
     def return_strays(self) -> None:
         for name, lease in sorted(self._answer.items()):
@@ -437,25 +439,22 @@ class _Draft:
                 if self._now_s - since_s >= self._limits.stray_s:
                     self._leave(name, None, self._hosts.get(name), since_s + self._limits.stray_s)
 
-    def remember_missing(self) -> None:
-        self.missing = missing_paths(self._table.missing, self._cluster, self._now_s)
-        for path in sorted(self.missing.keys() - self._table.missing.keys()):
-            host = self.missing[path].host
-            what = f"asks for no host on behalf of jobs that need {path} for an hour"
-            self._note(what, f"{host} lacks it", host)
-
     # --- what is asked for and given back
 
     def ask_for(self, needed: int, why: str) -> None:
         """Ask for as many further hosts as are needed, unless the last ones came to nothing."""
         alive = sum(
-            (one.lease_holds or self._waits_again(one)) and not self._why_useless(one)
+            one.lease_holds or (one.state is LeaseState.ASKED and not (one.back_s or one.is_over))
             for one in self._leases.values()
+            if not self._why_useless(one)
         )
         if alive >= needed or self._now_s < self._not_before_s:
             return
         # One at a time after a failure, so that a broken partition is not asked for many.
-        if self._failures and self._is_one_coming():
+        if self._failures and any(
+            one.lease_holds and not one.offered_s and _number(name) > self._failed_to
+            for name, one in self._leases.items()
+        ):
             return
         room = self._limits.max_hosts - sum(not one.is_over for one in self._leases.values())
         count = min(room, 1 if self._failures else needed - alive)
@@ -470,12 +469,6 @@ class _Draft:
             self._ask.append(name)
         slots = counted(self._limits.shape.slots, "slot")
         self._news.append((f"asks for {counted(count, 'host')} with {slots} each: {why}", ""))
-
-    def _is_one_coming(self) -> bool:
-        return any(
-            one.lease_holds and not one.offered_s and _number(name) > self._failed_to
-            for name, one in self._leases.items()
-        )
 
     def return_surplus(self, needed: int) -> None:
         """Give back what is idle and not needed: what waits in a queue first, then the longest."""
@@ -494,7 +487,7 @@ class _Draft:
             if record.is_over or not record.idle_s or idle_s < self._limits.idle_s:
                 continue
             surplus -= 1
-            self._note(f"{name} is given back", f"idle for {idle_s:.0f} s", record.host)
+            self.note(f"{name} is given back", f"idle for {idle_s:.0f} s", record.host)
             self._leave(name, replace(record, back_s=self._now_s), self._hosts.get(name))
 
     def return_useless(self) -> None:
@@ -507,7 +500,7 @@ class _Draft:
             if former is None or not former.offered_s:
                 self._fail(name, why, record.host)
             else:
-                self._note(f"{name} is given back", why, record.host)
+                self.note(f"{name} is given back", why, record.host)
             self._leave(name, replace(record, back_s=self._now_s), self._hosts.get(name))
 
     def _why_useless(self, record: LeaseRecord) -> str:
@@ -528,14 +521,6 @@ class _Draft:
             f"edl {offer.version} on {host.name} writes records of format {offer.format}, and the "
             f"cluster has format {FORMAT}; install {right} there"
         )
-
-    def _to_avoid(self, table: LeaseTable) -> tuple[str, ...]:
-        useless = {host.name for host in self._cluster.hosts if self._useless(host)}
-        occupied = {one.host for one in table.leases.values() if one.is_over and one.host}
-        return tuple(sorted(useless | occupied))
-
-    def _waits_again(self, record: LeaseRecord) -> bool:
-        return record.state is LeaseState.ASKED and not (record.back_s or record.is_over)
 
     def _leave(
         self, name: str, record: LeaseRecord | None, host: HostView | None, since_s: float = 0.0
@@ -577,7 +562,7 @@ class _Draft:
         self._why = f"{name} came to nothing: {why}"
         self._news.append((f"{self._why}; the next one waits {rest_s:g} s", host))
 
-    def _note(self, what: str, why: str, host: str) -> None:
+    def note(self, what: str, why: str, host: str) -> None:
         self._news.append((f"{what}: {why}" if why else what, host))
 
 

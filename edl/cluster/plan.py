@@ -26,7 +26,7 @@ of one turn, and the assignment to the new run in stage 5 of a later turn, after
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -43,9 +43,9 @@ from edl.cluster.reconcile import (
     stop_runs,
     take_devices,
 )
-from edl.cluster.records import AllocationRecord, ClusterRecord, HostAssignment, JobAssignment
+from edl.cluster.records import AllocationRecord, HostAssignment, JobAssignment
 from edl.cluster.state import ClusterPolicy
-from edl.cluster.view import FAILED_S, Action, ClusterView, HostView, JobView, missing_on_borrowed
+from edl.cluster.view import FAILED_S, Action, ClusterView, JobView, missing_on_borrowed
 from edl.text import counted
 
 AGAIN_S = 1.0  # until the next plan, if something was written or ordered
@@ -106,7 +106,13 @@ def _finished(builder: PlanBuilder) -> ClusterPlan:
     later: set[str] = set()
     idle = 0
     for job in builder.cluster.jobs:
-        life = _tidied(builder, builder.jobs[job.name])
+        now = builder.jobs[job.name]
+        slots = 0
+        if now.life.state.has_run:
+            entries = builder.table.entries(job.name, now.life.run)
+            slots = sum(len(entry.devices) for entry in entries.values())
+        limits = {h: one for h, one in now.life.limits.items() if one.until_s > builder.now_s}
+        life = replace(now.life.counted(slots, builder.now_s), limits=limits)
         if life == job.life:
             continue
         is_idle = not (job.life.state.has_run or life.state.has_run)
@@ -116,6 +122,13 @@ def _finished(builder: PlanBuilder) -> ClusterPlan:
         else:
             lives[job.name] = life
     changed = builder.allocation != builder.cluster.allocation
+    by_priority = sorted(builder.jobs.values(), key=lambda job: (-job.wanted.priority, job.order))
+    sizes = [
+        (job.name, job.manifest.queue, sum(builder.target(job).values()))
+        for job in by_priority
+        if job.life.state in HAS_SLOTS
+    ]
+    queues = builder.cluster.queues
     found = ClusterPlan(
         lives=lives,
         assigned=builder.table.changed(),
@@ -123,30 +136,9 @@ def _finished(builder: PlanBuilder) -> ClusterPlan:
         orders=tuple(builder.orders),
         changes=tuple(one for one in builder.changes if one.job not in later),
         reasons=_reasons(builder),
-        surplus=_surplus(builder),
+        surplus=surplus_slots(sizes, queues) if queues else {},
     )
     return replace(found, next_s=_next_s(builder, found))
-
-
-def _surplus(builder: PlanBuilder) -> dict[str, int]:
-    if not builder.cluster.queues:
-        return {}
-    jobs = sorted(builder.jobs.values(), key=lambda job: (-job.wanted.priority, job.order))
-    sizes = [
-        (job.name, job.manifest.queue, sum(builder.target(job).values()))
-        for job in jobs
-        if job.life.state in HAS_SLOTS
-    ]
-    return surplus_slots(sizes, builder.cluster.queues)
-
-
-def _tidied(builder: PlanBuilder, job: JobView) -> JobLifecycle:
-    slots = 0
-    if job.life.state.has_run:
-        entries = builder.table.entries(job.name, job.life.run)
-        slots = sum(len(entry.devices) for entry in entries.values())
-    limits = {host: one for host, one in job.life.limits.items() if one.until_s > builder.now_s}
-    return replace(job.life.counted(slots, builder.now_s), limits=limits)
 
 
 def _reasons(builder: PlanBuilder) -> dict[str, str]:
@@ -195,32 +187,22 @@ def _next_s(builder: PlanBuilder, found: ClusterPlan) -> float:
     if found.acts:
         times.append(now_s + AGAIN_S)
     for host in builder.cluster.hosts:
-        times += _times_of_host(found.assigned.get(host.name, host.assigned), settings)
+        record = found.assigned.get(host.name, host.assigned)
+        times += [record.silent_s + settings.lost_after_s] if record.silent_s else []
+        times += [one.at_s + FAILED_S for one in record.failures.values()]
+        waits = [entry for entry in record.jobs.values() if entry.leaving or entry.ends]
+        times += [entry.changed_s + settings.stuck_s for entry in waits]
+    limits = {LifeState.QUEUED: settings.gather_s, LifeState.HALTING: settings.halt_timeout_s}
     for job in builder.jobs.values():
-        times += _times_of_job(job, settings)
+        life = job.life
+        times += [life.not_before_s, *(limit.until_s for limit in life.limits.values())]
+        if life.state in limits:
+            times.append(life.since_s + limits[life.state])
+        elif life.state is LifeState.STARTING:
+            times.append(life.since_s + job.start_limit_s(settings))
         if profile_progress(job, builder.allocation, now_s) is not None:
             times += [job.life.profile_until_s, settled_s(job, builder.allocation)]
     return min((at_s for at_s in times if at_s > now_s), default=now_s + settings.interval_s)
-
-
-def _times_of_host(record: HostAssignment, settings: ClusterRecord) -> Sequence[float]:
-    """Return when time limits of a host end: to be lost, to give back slots."""
-    found = [record.silent_s + settings.lost_after_s] if record.silent_s else []
-    found += [one.at_s + FAILED_S for one in record.failures.values()]
-    waits = [entry for entry in record.jobs.values() if entry.leaving or entry.ends]
-    return [*found, *(entry.changed_s + settings.stuck_s for entry in waits)]
-
-
-def _times_of_job(job: JobView, settings: ClusterRecord) -> Sequence[float]:
-    life = job.life
-    found = [life.not_before_s, *(limit.until_s for limit in life.limits.values())]
-    if life.state is LifeState.QUEUED:
-        found.append(life.since_s + settings.gather_s)
-    if life.state is LifeState.STARTING:
-        found.append(life.since_s + job.start_limit_s(settings))
-    if life.state is LifeState.HALTING:
-        found.append(life.since_s + settings.halt_timeout_s)
-    return found
 
 
 # ------------------------------------------------------------
@@ -295,7 +277,10 @@ def _hosts(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
     for name, after in found.assigned.items():
         host = view.host_named[name]
         if bool(host.assigned.silent_s) != bool(after.silent_s):
-            yield PlannedEvent(ClusterEventKind.HOST, _host_change(host), host=name)
+            why = f"host {name} offers nothing any more"
+            if host.offer is not None:
+                why = f"host {name} offers {counted(len(host.offer.numbers), 'slot')} again"
+            yield PlannedEvent(ClusterEventKind.HOST, why, host=name)
         for job, one in after.failures.items():
             before = host.assigned.failures.get(job)
             if before is None or (before.order, before.reason) != (one.order, one.reason):
@@ -308,12 +293,6 @@ def _hosts(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
                 else "is tried again"
             )
             yield PlannedEvent(ClusterEventKind.HOST, f"host {name} {why}", host=name)
-
-
-def _host_change(host: HostView) -> str:
-    if host.offer is None:
-        return f"host {host.name} offers nothing any more"
-    return f"host {host.name} offers {counted(len(host.offer.numbers), 'slot')} again"
 
 
 # ------------------------------------------------------------

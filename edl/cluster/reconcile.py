@@ -137,7 +137,10 @@ def _due_at_start(
     if run is not None and run.trains:
         return PendingEvent(LifeEvent.TRAIN, "its first ring trains")
     if facts.slots < job.min_slots:
-        why = f"{_hosts_lost(facts)} while it started, and {counted(facts.slots, 'slot')}"
+        lost = f"hosts {', '.join(facts.lost)} were lost"
+        if len(facts.lost) < 2:
+            lost = f"host {facts.lost[0]} was lost" if facts.lost else "slots were taken back"
+        why = f"{lost} while it started, and {counted(facts.slots, 'slot')}"
         return PendingEvent(LifeEvent.TAKE_BACK, f"{why} of at least {job.min_slots} are left")
     waited_s, limit_s = now_s - job.life.since_s, job.start_limit_s(settings)
     # While its run is not read, nobody knows whether a ring trains.
@@ -203,14 +206,6 @@ def _not_started(job: JobView, reason: str, facts: RunHosts, is_hopeless: bool) 
 def _stop(job: JobView) -> PendingEvent:
     deleted = job.wanted.goal is Goal.GONE
     return PendingEvent(LifeEvent.STOP, "it is being deleted" if deleted else "it is being halted")
-
-
-def _hosts_lost(facts: RunHosts) -> str:
-    """Return a clause like "host a was lost"; without lost hosts, that slots were taken back."""
-    lost = facts.lost
-    if not lost:
-        return "slots were taken back"
-    return f"host {lost[0]} was lost" if len(lost) == 1 else f"hosts {', '.join(lost)} were lost"
 
 
 # ------------------------------------------------------------
@@ -550,8 +545,12 @@ def take_devices(builder: PlanBuilder) -> None:
             _place(builder, job, run, target)
         elif job.life.state is LifeState.QUEUED and target:
             _start(builder, job, target)
-        if builder.jobs[job.name].life.state is LifeState.STARTING:
-            _create(builder, builder.jobs[job.name])
+        job = builder.jobs[job.name]
+        if job.life.state is LifeState.STARTING and job.present_run is None and job.run_is_over:
+            entries = builder.table.entries(job.name, job.life.run)
+            devices = {host: entries[host].devices for host in sorted(entries)}
+            order = CreateRun(job.name, job.life.run, devices, _batch(builder, job))
+            builder.orders.append(order)
 
 
 def _place(builder: PlanBuilder, job: JobView, run: RunView, target: Mapping[str, int]) -> None:
@@ -610,13 +609,6 @@ def _start(builder: PlanBuilder, job: JobView, target: Mapping[str, int]) -> Non
         started_s=job.life.started_s or builder.now_s,
     )
     builder.change(job, LifeEvent.START, life)
-
-
-def _create(builder: PlanBuilder, job: JobView) -> None:
-    if job.present_run is None and job.run_is_over:
-        entries = builder.table.entries(job.name, job.life.run)
-        devices = {host: entries[host].devices for host in sorted(entries)}
-        builder.orders.append(CreateRun(job.name, job.life.run, devices, _batch(builder, job)))
 
 
 def _gathers(builder: PlanBuilder, job: JobView) -> bool:

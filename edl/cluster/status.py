@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from edl.cluster.candidates import (
-    LiveModel,
     ThroughputPoint,
     ThroughputSource,
     batching_of,
@@ -119,23 +118,19 @@ def job_plans(view: ClusterView, found: ClusterPlan) -> tuple[JobPlan, ...]:
         JobPlan(
             job=job.name,
             state=job.life.state,
-            now=slots_of(view, job.name),
+            # Without those that it is giving back.
+            now={
+                host.name: slots
+                for host in view.hosts
+                if (entry := host.assigned.jobs.get(job.name)) is not None and not entry.ends
+                if (slots := len(entry.devices) - len(entry.leaving))
+            },
             planned=dict(targets.get(job.name, {})),
             reason=found.reasons.get(job.name, ""),
         )
         for job in view.jobs
         if job.life.state is not LifeState.ENDED
     )
-
-
-def slots_of(view: ClusterView, job: str) -> dict[str, int]:
-    """Return how many slots `job` has on each host, without those that it is giving back."""
-    found = {}
-    for host in view.hosts:
-        entry = host.assigned.jobs.get(job)
-        if entry is not None and not entry.ends:
-            found[host.name] = len(entry.devices) - len(entry.leaving)
-    return {host: slots for host, slots in found.items() if slots}
 
 
 def with_new_decision(view: ClusterView) -> ClusterView:
@@ -320,7 +315,9 @@ class SchedulerHints(Record):
 
 def scheduler_hints(job: JobView, now_s: float) -> SchedulerHints:
     sizes, model, measured = job.manifest.allowed_sizes, live_model(job, now_s), job.measured
-    noise = measured.noise_scale
+    noise, batch, limit = measured.noise_scale, model.smallest_batch, job.manifest.batch
+    sources = sourced_samples(measured, job.manifest.hints, batching_of(job))
+    sizes_measured = [one.workers for one, it in sources if it is ThroughputSource.MEASURED]
     return SchedulerHints(
         job=job.name,
         min=job.min_slots,
@@ -330,26 +327,16 @@ def scheduler_hints(job: JobView, now_s: float) -> SchedulerHints:
         noise_scale=noise if noise is not None and math.isfinite(noise) else None,
         samples_left=model.left,
         throughput=throughput_curve(job, job.life.slots, now_s),
-        sched_hints=_sched_hints(job, model),
-    )
-
-
-def _sched_hints(job: JobView, model: LiveModel) -> SchedHints:
-    batch, limit = model.smallest_batch, job.manifest.batch
-    measured = [
-        one.workers
-        for one, source in sourced_samples(job.measured, job.manifest.hints, batching_of(job))
-        if source is ThroughputSource.MEASURED
-    ]
-    return SchedHints(
-        initBatchSize=batch,
-        localBszBounds=None,
-        globalBatchSize=job.measured.global_batch or None,
-        maxBatchSize=limit.max if limit is not None and limit.set_by_policy else None,
-        maxProfiledReplicas=max(measured, default=0),
-        gradientAccumulation=False,
-        gradParams=grad_params(job.measured.noise_scale, batch),
-        perfParams=perf_params(model.step_time) if model.samples else None,
+        sched_hints=SchedHints(
+            initBatchSize=batch,
+            localBszBounds=None,
+            globalBatchSize=measured.global_batch or None,
+            maxBatchSize=limit.max if limit is not None and limit.set_by_policy else None,
+            maxProfiledReplicas=max(sizes_measured, default=0),
+            gradientAccumulation=False,
+            gradParams=grad_params(noise, batch),
+            perfParams=perf_params(model.step_time) if model.samples else None,
+        ),
     )
 
 

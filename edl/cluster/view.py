@@ -672,7 +672,10 @@ class RunRecords:
 
     @property
     def trains(self) -> bool:
-        return self.generation is not None and _has_trained(self.status)
+        # A run that was resumed counts the steps of former runs, too: their number says nothing.
+        sample = self.status.progress_sample
+        has_trained = self.status.median_step_s > 0 or (sample is not None and sample.samples > 0)
+        return self.generation is not None and has_trained
 
     @property
     def view(self) -> RunView:
@@ -702,12 +705,6 @@ class RunRecords:
             workers=dict(self.assigned.hosts),
             saves=bool(self.job.checkpoint) or self.job.saved_step >= 0,
         )
-
-
-def _has_trained(status: TrainingStatus) -> bool:
-    # A run that was resumed counts the steps of former runs, too: their number says nothing.
-    sample = status.progress_sample
-    return status.median_step_s > 0 or (sample is not None and sample.samples > 0)
 
 
 def status_period_s(own_s: float, runs: int) -> float:
@@ -829,7 +826,13 @@ class MeasuredThroughput(Record):
             return replace(self, curve=tuple(sorted(curve.items())))
         steps = list(self.steps)
         for new in measured:
-            steps = [old for old in steps if not _is_same(old, new)] + [new]
+            key = new.workers, new.hosts
+            others = [
+                old
+                for old in steps
+                if (old.workers, old.hosts) != key or not alike(old.batch, new.batch)
+            ]
+            steps = [*others, new]
         return replace(self, steps=tuple(steps[-MAX_STEPS:]))
 
 
@@ -876,11 +879,6 @@ def _batching_of_steps(learned: ScalingProfile) -> Batching | None:
         chosen=batching.chosen * times,
     )
     return whole if 1 <= whole.of_all(1) <= whole.of_all(MAX_WORKERS) <= MOST else None
-
-
-def _is_same(old: StepTimeSample, new: StepTimeSample) -> bool:
-    same = (old.workers, old.hosts) == (new.workers, new.hosts)
-    return same and alike(old.batch, new.batch)
 
 
 def _curve(steps: Iterable[StepTimeSample]) -> dict[int, float]:

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -230,13 +229,6 @@ def _unusable(path: Path, error: sqlite3.Error) -> DataError:
     )
 
 
-@dataclass(frozen=True)
-class _ReadResult:
-    events: Sequence[tuple[int, ClusterEvent]]  # the events, each with its number, the oldest first
-    # whether the log has lost events between the last one of the file and `events`
-    has_gap: bool = False
-
-
 def _filled(
     db: sqlite3.Connection, read: ReadEvents, uid: str, clock: Callable[[], float]
 ) -> int | None:
@@ -245,21 +237,27 @@ def _filled(
         if _owner(db) not in (None, uid):
             return None
         known = _last(db)
-        found = _read_after(read, known)
-        if found is None:
-            return None
+        events, has_gap = read(-1) if known is None else (), False
+        if known is not None:
+            # The last one again: it tells whether the file was made from this log.
+            again = list(read(known[0] - 1))
+            is_there = bool(again) and again[0][0] == known[0]
+            if not again or (is_there and _text(again[0][1]) != known[1]):
+                return None
+            # Without it, the log has lost events since then.
+            events, has_gap = again[1:] if is_there else again, not is_there
         with _transaction(db):
             owner = _owner(db)
             if _last(db) != known or owner not in (None, uid):
                 continue
-            if owner is None and found.has_gap:
+            if owner is None and has_gap:
                 return None  # whose events the file has, nobody can tell
             if owner is None:
                 db.execute("INSERT INTO cluster VALUES (?)", (uid,))
-            if found.has_gap:
+            if has_gap:
                 _end_all(db)
-            _add(db, found.events, clock())
-            return len(found.events)
+            _add(db, events, clock())
+            return len(events)
     return 0
 
 
@@ -271,19 +269,6 @@ def _owner(db: sqlite3.Connection) -> str | None:
 def _last(db: sqlite3.Connection) -> tuple[int, str] | None:
     found: tuple[int, str] | None = db.execute("SELECT number, event FROM log").fetchone()
     return found
-
-
-def _read_after(read: ReadEvents, known: tuple[int, str] | None) -> _ReadResult | None:
-    if known is None:
-        return _ReadResult(read(-1))
-    last, text = known
-    # The last one again: it tells whether the file was made from this log.
-    events = list(read(last - 1))
-    if not events or (events[0][0] == last and _text(events[0][1]) != text):
-        return None
-    if events[0][0] == last:
-        return _ReadResult(events[1:])
-    return _ReadResult(events, has_gap=True)
 
 
 @contextmanager

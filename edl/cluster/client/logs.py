@@ -14,7 +14,7 @@ from edl.client.connection import choose_job
 from edl.cluster.records import LOGS_PATH, PART_BYTES, HostedLog, HostOffer, LogPart, chosen_logs
 from edl.cluster.store import ClusterStore
 from edl.errors import AccessDenied, CoordinationError, RendezvousFailed, UnknownJob, UsageError
-from edl.events import EndedDetails, Event
+from edl.events import EndedDetails
 from edl.host.devices import worker_hosts
 from edl.http.client import send_change
 from edl.http.signing import http_key
@@ -161,7 +161,8 @@ class ClusterJobLogs:
         self.silent = {
             host: why
             for host, why in self.silent.items()
-            if host in where.values() and self._worker in (None, *_on(where, host))
+            if (on := [worker for worker, at in where.items() if at == host])
+            if self._worker in (None, *on)
         }
 
     @property
@@ -216,7 +217,9 @@ class ClusterJobLogs:
             return {}, {}
         finally:
             session.identify(self._access)
-        return where, _tails(events)
+        ends = [event.details for event in events if isinstance(event.details, EndedDetails)]
+        tails = {one.worker: one.output_tail for one in ends if one.worker is not None}
+        return where, {worker: tail for worker, tail in tails.items() if tail}
 
 
 def log_ends(
@@ -244,16 +247,3 @@ def log_ends(
     if worker is not None and not found:
         raise UsageError(f"job {job} has no log of {worker}")
     return tuple(found)
-
-
-def _tails(events: list[Event]) -> dict[str, str]:
-    found = {}
-    for event in events:
-        details = event.details
-        if isinstance(details, EndedDetails) and details.worker is not None:
-            found[details.worker] = details.output_tail
-    return {worker: tail for worker, tail in found.items() if tail}
-
-
-def _on(where: Mapping[str, str], host: str) -> list[str]:
-    return [worker for worker, at in where.items() if at == host]

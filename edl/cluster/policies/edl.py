@@ -175,7 +175,11 @@ def averaged(
 def smoothed(
     step_s: Vector, slots: Vector, nodes: Vector, batches: Vector, deviation: float
 ) -> tuple[Vector, float]:
-    terms = _terms(slots, nodes, batches)
+    k, b = np.log(slots), np.log(batches)
+    # A single slot, and several nodes, synchronise in other ways.
+    one, far = (slots == 1).astype(float), (nodes > 1).astype(float)
+    columns = (np.ones(len(k)), k, k * k, b, b * b, k * b, one, far, one * b, far * b)
+    terms = np.stack(columns, axis=1)
     count, rank = len(step_s), int(np.linalg.matrix_rank(terms))
     if count < 2 * rank:
         return step_s, deviation
@@ -186,14 +190,6 @@ def smoothed(
     # James-Stein: towards the function by the part of the noise in the variance around it.
     kept = 1 - min(deviation**2, variance) / variance if variance else 0.0
     return np.exp(fitted + kept * rest), deviation * math.sqrt(kept + (1 - kept) * rank / count)
-
-
-def _terms(slots: Vector, nodes: Vector, batches: Vector) -> Vector:
-    k, b = np.log(slots), np.log(batches)
-    # A single slot, and several nodes, synchronise in other ways.
-    one, far = (slots == 1).astype(float), (nodes > 1).astype(float)
-    columns = (np.ones(len(k)), k, k * k, b, b * b, k * b, one, far, one * b, far * b)
-    return np.stack(columns, axis=1)
 
 
 # ------------------------------------------------------------
@@ -272,14 +268,16 @@ def curve(
     job: ClusterJob, had: int, slots_a_node: int, slots: int, before: Means | None = None
 ) -> SlotValues:
     most = min(job.max_slots, slots)
-    worth = {batch: batch * job.model.efficiency(batch) for batch in _batches(job)}
+    smallest, largest = job.batches
+    doubled = {smallest << n for n in range((largest // smallest).bit_length())}
+    worth = {
+        batch: batch * job.model.efficiency(batch)
+        for batch in sorted({min(batch, largest) for batch in doubled} | {largest})
+    }
+    nodes = {*range(job.min_slots, slots_a_node + 1), *range(0, most + 1, slots_a_node)}
+    counts = sorted(n for n in nodes | {job.min_slots, had, most} if job.min_slots <= n <= most)
     fewest = job.local_batches[0] if job.local_batches else 0
-    tried = [
-        (count, batch)
-        for count in _sizes(job.min_slots, most, had, slots_a_node)
-        for batch in worth
-        if batch >= count * fewest
-    ]
+    tried = [(count, batch) for count in counts for batch in worth if batch >= count * fewest]
     step_s, deviation, readings = _step_times(job, tried, slots_a_node, before or {})
     rates, batches = np.full(max(most, 0) + 1, -math.inf), [job.batch] * (max(most, 0) + 1)
     for (count, batch), seconds in zip(tried, step_s, strict=True):
@@ -327,17 +325,6 @@ def _step_times(
     return found.tolist(), left, readings
 
 
-def _sizes(least: int, most: int, had: int, slots_a_node: int) -> list[int]:
-    sizes = {*range(least, slots_a_node + 1), *range(0, most + 1, slots_a_node), least, had, most}
-    return sorted(size for size in sizes if least <= size <= most)
-
-
-def _batches(job: ClusterJob) -> list[int]:
-    smallest, largest = job.batches
-    doublings = (largest // smallest).bit_length()
-    return sorted({min(smallest << doubling, largest) for doubling in range(doublings)} | {largest})
-
-
 TINY = 1e-9  # slot-seconds; no job is shorter
 
 
@@ -360,7 +347,18 @@ class EdlPolicy:
         parse_speeds(self.speeds)
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        curves = self._curves(cluster)
+        readings, fixed = cluster.state.get("readings", {}), cluster.fixed
+        curves = [
+            curve(
+                job,
+                slot_count(cluster.present.get(job.name, ())),
+                cluster.per_node,
+                cluster.slots,
+                readings.get(job.name),
+            )
+            for job in cluster.jobs
+            if job.name not in fixed
+        ]
         waits = self._waits(cluster, curves)
         widest = max((one.least for one in curves), default=0)
         pools = node_pools(cluster, parse_speeds(self.speeds), widest)
@@ -368,10 +366,10 @@ class EdlPolicy:
         first, waiting = first_in_turn(due, sum(pool.free for pool in pools))
         urgent = {one.name: one.least for one in due if one.name in first}
         candidates = self._candidates(cluster, curves, pools, urgent, held=bool(waiting))
-        placements = {name: cluster.present[name] for name in cluster.fixed}
+        placements = {name: cluster.present[name] for name in fixed}
         for pool, sizes in zip(pools, self._sizes(candidates, pools), strict=True):
             placements |= pool.place(sizes, cluster)
-        reasons = dict.fromkeys(cluster.fixed, "keeps its slots: it may not be preempted")
+        reasons = dict.fromkeys(fixed, "keeps its slots: it may not be preempted")
         batches = {}
         for candidate in candidates:
             one, name = candidate.curve, candidate.name
@@ -390,20 +388,6 @@ class EdlPolicy:
         }
         return Allocation(placements, reasons, state, batches)
 
-    def _curves(self, cluster: ClusterState) -> list[SlotValues]:
-        readings, fixed = cluster.state.get("readings", {}), cluster.fixed
-        return [
-            curve(
-                job,
-                slot_count(cluster.present.get(job.name, ())),
-                cluster.per_node,
-                cluster.slots,
-                readings.get(job.name),
-            )
-            for job in cluster.jobs
-            if job.name not in fixed
-        ]
-
     def _candidates(
         self,
         cluster: ClusterState,
@@ -420,7 +404,17 @@ class EdlPolicy:
         reserved, waiting = reserve(urgent, homes, pools, rigid)
         # While a due job waits, no job starts that may not be preempted.
         late = rigid - {*reserved, waiting} if held or waiting else set()
-        prices = self._prices(curves)
+        able = [one for one in curves if one.least]
+        weights = np.array([one.job.weight for one in able])
+        sizes = [one.size_slot_s * (one.least if one.is_rigid else 1) for one in able]
+        lengths = np.maximum(sizes, TINY) / weights
+        behind = (lengths[None, :] / (lengths[None, :] + lengths[:, None])) @ weights
+        # p: 1 for rigid jobs, `exponent` for others, the mean by their remaining work.
+        work = sum(max(one.size_slot_s, TINY) for one in able)
+        rigid_work = sum(max(one.size_slot_s, TINY) for one in able if one.is_rigid)
+        part = rigid_work / work if work else 0.0
+        powers = behind ** (part + (1 - part) * self.exponent)
+        prices = {one.job.name: float(price) for one, price in zip(able, powers, strict=True)}
         return [
             _Candidate(
                 curve=one,
@@ -462,22 +456,6 @@ class EdlPolicy:
                 deadline_s = due_s + self.rest_weight * rest_s
                 found.append(JobDeadline(one.job.name, one.least, deadline_s))
         return sorted(found, key=lambda one: one.deadline_s)
-
-    def _prices(self, curves: Sequence[SlotValues]) -> dict[str, float]:
-        able = [one for one in curves if one.least]
-        weights = np.array([one.job.weight for one in able])
-        counted = [one.size_slot_s * (one.least if one.is_rigid else 1) for one in able]
-        lengths = np.maximum(counted, TINY) / weights
-        behind = (lengths[None, :] / (lengths[None, :] + lengths[:, None])) @ weights
-        prices = behind ** self._power(able)
-        return {one.job.name: float(price) for one, price in zip(able, prices, strict=True)}
-
-    def _power(self, able: Sequence[SlotValues]) -> float:
-        """Return p: 1 for rigid jobs, `exponent` for others, the mean by their remaining work."""
-        work = sum(max(one.size_slot_s, TINY) for one in able)
-        rigid = sum(max(one.size_slot_s, TINY) for one in able if one.is_rigid)
-        part = rigid / work if work else 0.0
-        return part + (1 - part) * self.exponent
 
     def _sizes(
         self, candidates: Sequence[_Candidate], pools: Sequence[NodePool]

@@ -79,7 +79,12 @@ class ProgramRow:
 
 
 def best_sizes(values: Sequence[Values], slots: int) -> list[int] | None:
-    worth = [_worth(of) for of in values]
+    # The sizes with a larger value than each smaller one. The value of 0 slots is ignored: each job
+    # gets some.
+    worth = [
+        np.flatnonzero(of[1:] > np.maximum.accumulate(np.concatenate(([-np.inf], of[1:-1])))) + 1
+        for of in values
+    ]
     if any(len(sizes) == 0 for sizes in worth):
         return None
     needed = sum(int(sizes[0]) for sizes in worth)
@@ -90,13 +95,16 @@ def best_sizes(values: Sequence[Values], slots: int) -> list[int] | None:
     for of, sizes in zip(values, worth, strict=True):
         needed -= int(sizes[0])
         rows.append(_next(rows[-1], of, sizes, slots - needed, scratch))
-    return _trace_back(rows, values, worth)
-
-
-def _worth(values: Values) -> npt.NDArray[np.int64]:
-    # The value of 0 slots is ignored: each job gets some.
-    above = values[1:] > np.maximum.accumulate(np.concatenate(([-np.inf], values[1:-1])))
-    return np.flatnonzero(above) + 1
+    last = rows[-1]
+    # The fewest slots of the same sum.
+    used = last.low + int(np.argmax(last.values))
+    chosen: list[int] = []
+    for before, of, sizes in zip(rows[-2::-1], values[::-1], worth[::-1], strict=True):
+        possible = sizes[(used - sizes >= before.low) & (used - sizes <= before.high)]
+        sums = before.values[used - possible - before.low] + of[possible]
+        chosen.append(int(possible[np.argmax(sums)]))
+        used -= chosen[-1]
+    return chosen[::-1]
 
 
 def _next(
@@ -114,21 +122,6 @@ def _next(
             best = row[begin - low : end - low]
             np.maximum(best, sums, out=best)
     return ProgramRow(low, row)
-
-
-def _trace_back(
-    rows: Sequence[ProgramRow], values: Sequence[Values], worth: Sequence[npt.NDArray[np.int64]]
-) -> list[int]:
-    last = rows[-1]
-    # the fewest slots of the same sum
-    used = last.low + int(np.argmax(last.values))
-    chosen: list[int] = []
-    for before, of, sizes in zip(rows[-2::-1], values[::-1], worth[::-1], strict=True):
-        possible = sizes[(used - sizes >= before.low) & (used - sizes <= before.high)]
-        sums = before.values[used - possible - before.low] + of[possible]
-        chosen.append(int(possible[np.argmax(sums)]))
-        used -= chosen[-1]
-    return chosen[::-1]
 
 
 GRID = 12
@@ -251,21 +244,16 @@ def fastest_batch(
         return None
     placement = compact(slots, slots_a_node)
     best = BatchThroughput(0, -math.inf)
-    for batch in _grid(low, high, slots):
+    steps = min(GRID - 1, high - low)
+    grid = {low, high}
+    for step in range(1, steps):
+        # Multiples of `slots`, so that all slots have equal shares.
+        batch = round(low * (high / low) ** (step / steps) / slots) * slots
+        if low < batch < high:
+            grid.add(batch)
+    for batch in sorted(grid):
         rate = batch / job.model.step_s(placement, batch)
         # of equal ones the smallest
         if rate > best.rate:
             best = BatchThroughput(batch, rate)
     return best
-
-
-def _grid(low: int, high: int, slots: int) -> list[int]:
-    """Return the global batches to try, ascending, at most `GRID`."""
-    steps = min(GRID - 1, high - low)
-    grid = {low, high}
-    for step in range(1, steps):
-        # multiples of `slots`, so that all slots have equal shares
-        batch = round(low * (high / low) ** (step / steps) / slots) * slots
-        if low < batch < high:
-            grid.add(batch)
-    return sorted(grid)

@@ -79,15 +79,13 @@ def check_parameters(name: str, given: Mapping[str, Any], known: Mapping[str, An
         if key not in known:
             have = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
             raise UsageError(f"the policy {name} has no parameter {key!r}; {have}")
-        if type(value) is not type(known[key]) and not _is_number(value, known[key]):
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        is_number = isinstance(known[key], float) and is_whole
+        if type(value) is not type(known[key]) and not is_number:
             raise UsageError(
                 f"the parameter {key} of the policy {name} is {value!r}; it must be like "
                 f"{known[key]!r}"
             )
-
-
-def _is_number(value: object, known: object) -> bool:
-    return isinstance(known, float) and isinstance(value, int) and not isinstance(value, bool)
 
 
 # ------------------------------------------------------------
@@ -113,22 +111,19 @@ class OwnPolicy:
         try:
             answer = self.rule(cluster)
         except Exception as error:
-            raise UsageError(f"the policy {self.name} has failed: {self._told(error)}") from error
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            trace, place = error.__traceback__, ""
+            while trace is not None:
+                if trace.tb_frame.f_globals.get("__name__") == type(self.rule).__module__:
+                    file = trace.tb_frame.f_code.co_filename.rpartition("/")[2]
+                    place = f" ({file}, line {trace.tb_lineno})"
+                trace = trace.tb_next
+            raise UsageError(f"the policy {self.name} has failed: {what}{place}") from error
         found = checked_allocation(self.name, answer)
         wrong = violation(found, cluster)
         if wrong is not None:
             raise UsageError(f"the decision of the policy {self.name} breaks a rule: {wrong}")
         return found
-
-    def _told(self, error: Exception) -> str:
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        trace, place = error.__traceback__, ""
-        while trace is not None:
-            if trace.tb_frame.f_globals.get("__name__") == type(self.rule).__module__:
-                file = trace.tb_frame.f_code.co_filename.rpartition("/")[2]
-                place = f" ({file}, line {trace.tb_lineno})"
-            trace = trace.tb_next
-        return f"{what}{place}"
 
 
 def own_policy(name: str, found: object, parameters: Mapping[str, Any]) -> OwnPolicy:
