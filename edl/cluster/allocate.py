@@ -179,14 +179,10 @@ Targets = dict[str, Mapping[str, int]]
 
 @dataclass
 class Decision:
-    # job -> host -> the number of slots that the job shall have there
-    targets: Targets = field(default_factory=dict)
-    # job -> why it has its slots or waits, as the policy's sentence
-    reasons: dict[str, str] = field(default_factory=dict)
-    # job -> the global batch that the policy chose, in samples
-    batches: dict[str, int] = field(default_factory=dict)
-    # group of jobs -> what the policy keeps for its next decision
-    state: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    targets: Targets = field(default_factory=dict)  # job -> host -> slots
+    reasons: dict[str, str] = field(default_factory=dict)  # job -> why, as the policy's sentence
+    batches: dict[str, int] = field(default_factory=dict)  # job -> the batch that was chosen
+    state: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # group -> what is kept
     problem: str = ""  # the rule that its decision broke, as a sentence; empty: it broke none
 
     @property
@@ -201,8 +197,7 @@ class AllocationRequest:
     cluster: ClusterView  # the cluster, with the policy's last decision
     policy: ClusterPolicy
     now_s: float
-    # jobs that are asked about later, in another request, with what this one leaves
-    later: Sequence[ActiveJob] = ()
+    later: Sequence[ActiveJob] = ()  # asked about later, in another request, with what is left
     most: int | None = None  # the most slots that the jobs may have together; None: all of `nodes`
     queue: str = ""  # the queue whose jobs they are; empty: those of all queues
 

@@ -65,15 +65,13 @@ UNKNOWN_SPEED = StepTime(each_sample_s=1.0)
 class LiveModel:
     """The known speed and remaining work of a live job, a `TrainingModel`."""
 
-    # the step times that the model is fitted to; empty: nothing is known of the job's speed
-    samples: tuple[StepTimeSample, ...]
+    samples: tuple[StepTimeSample, ...]  # the known step times; empty: its speed is not known
     left: float | None  # the samples left to train; None: not known
     left_slot_s: float  # where `left` is not known: the slot-seconds that are left
     fewest: int  # the fewest slots that the job may have, on which `left_slot_s` would be spent
     noise_scale: float | None  # the noise scale of the gradients, in samples; None: not known
     smallest_batch: int  # the smallest global batch of the job, in samples
-    # the sizes of the script's batches; None: the cluster sets the global batch
-    batching: Batching | None
+    batching: Batching | None  # of the script; None: the cluster sets the global batch
     # fits the models of this job and of others, which are read together
     models: StepTimeModels = field(repr=False, compare=False)
 
@@ -263,13 +261,11 @@ class ActiveJob:
     # host -> the slots that it has there by the last decision, at most the limit; hosts that do not
     # count are left out
     present: Mapping[str, int]
-    # why the policy may not change the job's slots `present` now, as a sentence; empty: it may
-    why_fixed: str
+    why_fixed: str  # why the slots `present` may not be changed, a sentence; else empty
     most: int  # the most slots that a policy may give it, on all hosts together
     hosts: tuple[str, ...]  # the hosts that count and have the labels that it asks for
     labels: str  # these labels as a text, "key=value,..."; empty if all hosts have them
-    # the slots that a policy of fixed sizes gives it; 0: as its manifest requests
-    requested: int = 0
+    requested: int = 0  # by a policy of fixed sizes; 0: as its manifest requests
 
     @property
     def is_fixed(self) -> bool:

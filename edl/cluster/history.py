@@ -106,11 +106,9 @@ class HostSlots(Record):
 class JobHistoryState(Record):
     """A job as far as its events were replayed."""
 
-    # what is known of it; its slot-seconds are those of the intervals that have ended
-    history: JobHistory
+    history: JobHistory  # its slot-seconds are those of intervals that have ended
     hosts: Mapping[str, HostSlots] = field(default_factory=dict)
-    # the time of the last event about it that a leader has written; 0: there is none
-    last_s: float = 0.0
+    last_s: float = 0.0  # the time of a leader's last event about it; 0: there is none
 
     @property
     def is_over(self) -> bool:
@@ -132,8 +130,7 @@ class JobHistoryState(Record):
 class EventOutcome(NamedTuple):
     """The changes of the history that follow from one event."""
 
-    # the jobs that it changes, as they are after it; the last one has the event's name now
-    jobs: tuple[JobHistoryState, ...] = ()
+    jobs: tuple[JobHistoryState, ...] = ()  # as they are now; the last has the event's name
     intervals: tuple[SlotInterval, ...] = ()  # the intervals that end with it
     audit: AuditEntry | None = None  # the entry in the audit; None: no user has asked for it
 

@@ -30,16 +30,11 @@ from edl.errors import ALREADY_HERE_EXIT, UsageError
 class HostLimits:
     by_itself_s: float = 2.0  # how long a run that ends may take to end by itself
     kill_after_s: float = 10.0  # how long after SIGTERM the processes of a run are killed
-    # how long the leader has to move jobs off a host that leaves, before its agents let their
-    # workers leave by themselves
-    move_s: float = 5.0
+    move_s: float = 5.0  # for the leader to move jobs off a host that leaves, before its agents do
     stable_s: float = 10.0  # an agent that lives so long has not failed at its start
-    # the pause before an agent that has failed at its start twice is started again; it doubles each
-    # time
-    pause_s: float = 1.0
+    pause_s: float = 1.0  # after the second failure at the start; it doubles each time
     most_pause_s: float = 30.0  # the longest such pause
-    # the pause after an agent that has left because its run has no devices here
-    left_pause_s: float = 0.5
+    left_pause_s: float = 0.5  # after an agent that left because its run has no devices here
 
 
 LIMITS = HostLimits()
@@ -78,8 +73,7 @@ class LastAgent:
     # whether it ended because its run has no devices here any more; another agent is needed only if
     # the leader has missed that
     has_left: bool = False
-    # how many agents of the run have ended soon after their start, one after another
-    failures: int = 0
+    failures: int = 0  # agents of the run that ended soon after their start, in a row
     ended_s: float = 0.0  # when it ended, by the clock of the decision
 
     def again_s(self, limits: HostLimits) -> float:
@@ -94,18 +88,15 @@ class HostObservation:
     """The facts on this host from which `edl host` decides: processes found, and its own memory."""
 
     version: int  # the version of the assignment that was read before the processes were looked at
-    # the processes of the cluster's jobs that live on this host
-    processes: Sequence[RunProcess] = ()
-    # job -> the last agent that has ended
-    agents: Mapping[str, LastAgent] = field(default_factory=dict)
+    processes: Sequence[RunProcess] = ()  # of the cluster's jobs, on this host
+    agents: Mapping[str, LastAgent] = field(default_factory=dict)  # job -> the last ended one
     # job -> why no agent of the assigned run can be started now, as a sentence
     obstacles: Mapping[str, str] = field(default_factory=dict)
     # (job, run) -> since when the run is to end here, for runs that still live
     ending_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
     # the identities of the processes that have got SIGTERM
     terminated: frozenset[tuple[int, int]] = frozenset()
-    # whether this host leaves the cluster, so that all its agents are to leave their jobs
-    leaves: bool = False
+    leaves: bool = False  # whether all agents are to leave, as this host leaves the cluster
     kills: bool = False  # whether the time for that is over
 
 
@@ -123,8 +114,7 @@ class HostDecision:
     signals: tuple[ProcessSignal, ...] = ()  # the processes that get a signal, in this order
     # (job, run) -> since when the run is to end here; the next observation has it
     ending_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    # when to decide again although nothing has changed; None: no time limit runs
-    next_s: float | None = None
+    next_s: float | None = None  # when to decide again in any case; None: no limit runs
 
 
 def after_end(

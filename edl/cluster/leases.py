@@ -196,8 +196,7 @@ SOON_S = 60.0  # a host that ends so soon after it came, and was not told to, ha
 @dataclass(frozen=True)
 class ReleaseHost:
     lease: str  # the name of the lease
-    # its `edl host` is told to leave, and has so many seconds; 0: the engine ends the lease now
-    within_s: float
+    within_s: float  # for its `edl host` to leave; 0: the engine ends the lease now
 
 
 @dataclass(frozen=True)
@@ -208,9 +207,7 @@ class LeaseDecision:
     ask: tuple[str, ...] = ()
     avoid: tuple[str, ...] = ()  # the machines that the engine is to lend for none of them, sorted
     give_back: tuple[ReleaseHost, ...] = ()
-    # what has changed, as sentences for the event log, each with the host that it is about or an
-    # empty text
-    news: tuple[tuple[str, str], ...] = ()
+    news: tuple[tuple[str, str], ...] = ()  # sentences for the event log, each with its host or ""
 
 
 def decide_leases(
@@ -242,8 +239,7 @@ def decide_leases(
 @dataclass(frozen=True)
 class LastOffer:
     offer: HostOffer
-    # since when the host has offered nothing, in seconds since 1970; 0: it does
-    silent_s: float = 0.0
+    silent_s: float = 0.0  # since when the host offers nothing, since 1970; 0: it does
 
 
 def own_offers(

@@ -187,15 +187,12 @@ class JobLifecycle(Record):
     ended_s: float = 0.0
     slots: int = 0  # the number of slots that the job has had since `counted_s`
     counted_s: float = 0.0  # the time up to which `attained_slot_s` is counted
-    # the seconds during which it had slots, times their number, up to `counted_s`
-    attained_slot_s: float = 0.0
-    # host -> the limit of the job's slots there
-    limits: Mapping[str, HostLimit] = field(default_factory=dict)
+    attained_slot_s: float = 0.0  # seconds with slots, times their number, up to `counted_s`
+    limits: Mapping[str, HostLimit] = field(default_factory=dict)  # by host
     # until when the job may be profiled, which is decided when it trains for the first time; 0:
     # that is not so yet, or its manifest does not ask for it
     profile_until_s: float = 0.0
-    # how long its last start took until its first step, in seconds; 0: not known
-    start_s: float = 0.0
+    start_s: float = 0.0  # how long its last start took until its first step; 0: not known
 
     def after(self, event: LifeEvent, reason: str, now_s: float, **changes: Any) -> JobLifecycle:
         transition = TRANSITIONS[self.state].get(event)

@@ -365,8 +365,7 @@ class JobManifest(Record):
 
 
 class ManifestProblem(NamedTuple):
-    # the path to the value that is wrong: keys, and numbers of items in lists
-    key: tuple[str | int, ...]
+    key: tuple[str | int, ...]  # to the value that is wrong: keys, and numbers of items in lists
     message: str  # what is wrong, and what to do next
 
 
@@ -483,8 +482,7 @@ _YAML_HINTS = (
 
 @dataclass(frozen=True)
 class YamlValue:
-    # the line on which the value begins, from 1; of a value in a mapping, that of its key
-    line: int
+    line: int  # on which the value begins, from 1; in a mapping that of its key
     # a scalar as it is written, without quotation marks; or the items of a list; or the values of a
     # mapping, by key
     content: str | list[YamlValue] | dict[str, YamlValue]

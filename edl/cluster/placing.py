@@ -159,11 +159,8 @@ class JobSize:
     size: int  # the number of slots
     present: Slots  # node -> the slots that the job has there now
     suggested: Placement  # (node, number of slots) pairs that the policy suggests
-    # node -> the most slots that it may have there; a node that is not in it has no slots for the
-    # job
-    limits: Slots
-    # returns the largest allowed size up to a number of slots, or None
-    fit: Callable[[int], int | None]
+    limits: Slots  # node -> the most slots that it may have there; none on others
+    fit: Callable[[int], int | None]  # the largest allowed size up to a number of slots, or None
 
 
 @dataclass
@@ -171,8 +168,7 @@ class _Nodes:
     """The free slots of each node, in the order of the nodes; changed as slots are taken."""
 
     free: dict[str, int]  # node -> the number of its slots that no job has taken yet
-    # node -> how many of these slots belong to jobs that are served later; they are given last
-    avoided: Slots = field(default_factory=dict)
+    avoided: Slots = field(default_factory=dict)  # node -> slots of jobs that are served later
 
     def room(self, job: JobSize, placed: Slots, node: str, spare: bool = True) -> int:
         """Return how many slots of `node` a job can get beside those in `placed`."""

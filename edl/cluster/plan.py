@@ -64,20 +64,16 @@ class ClusterPlan:
 
     # job -> the new record of its life; only those that change
     lives: Mapping[str, JobLifecycle] = field(default_factory=dict)
-    # host -> its new assignment; only those that change
-    assigned: Mapping[str, HostAssignment] = field(default_factory=dict)
-    # the new record of the policy's decision; None: it stays
-    allocation: AllocationRecord | None = None
+    assigned: Mapping[str, HostAssignment] = field(default_factory=dict)  # host -> the new record
+    allocation: AllocationRecord | None = None  # the policy's new decision; None: it stays
     orders: tuple[Action, ...] = ()  # what runs are asked to do, in this order
-    # the changes of jobs' states in `lives`, in order, for the log of events
-    changes: tuple[JobChange, ...] = ()
+    changes: tuple[JobChange, ...] = ()  # of jobs' states, in order, for the log of events
     # job -> why it has what it has, or why it waits and where in the queue, as a sentence
     reasons: Mapping[str, str] = field(default_factory=dict)
     # job -> how many of its slots are beyond the quota of its queue; only those with any. Empty in
     # a cluster without queues.
     surplus: Mapping[str, int] = field(default_factory=dict)
-    # when to plan again although nothing was seen to change, in seconds since 1970
-    next_s: float = 0.0
+    next_s: float = 0.0  # when to plan again in any case, in seconds since 1970
 
     @property
     def writes(self) -> bool:
@@ -214,11 +210,9 @@ class PlannedEvent(NamedTuple):
     reason: str  # what has happened, and why, in a sentence
     job: str = ""  # the job that it is about; empty: none
     host: str = ""  # the host that it is about; empty: none, or several
-    # the state that the job has entered; None: it is another kind of event
-    state: LifeState | None = None
+    state: LifeState | None = None  # entered by the job; None: another kind of event
     result: LifeResult | None = None  # how the job has ended; None: it has not
-    # host -> slots that the job has; None: it is another kind of event
-    slots: Mapping[str, int] | None = None
+    slots: Mapping[str, int] | None = None  # by host; None: it is another kind of event
 
 
 def plan_events(view: ClusterView, found: ClusterPlan) -> list[PlannedEvent]:

@@ -56,8 +56,7 @@ NO_QUEUE = QueueRecord()  # of jobs whose queue has no record: no quota, and the
 class QueueRequest:
     name: str
     usable: int  # the most slots that its jobs can use together
-    # its quota, its weight and the most slots that it may have
-    record: QueueRecord = field(default_factory=QueueRecord)
+    record: QueueRecord = field(default_factory=QueueRecord)  # quota, weight and limit
     held: int = 0  # the slots that cannot be taken from its jobs now; at most those that they have
     least: int = 0  # the slots without which some of its jobs would be halted that train
 

@@ -50,10 +50,8 @@ class PendingEvent(NamedTuple):
 
     event: LifeEvent  # the event, which leads from one state of the job to the next
     reason: str  # why it happens, in a sentence
-    # whether a start or a run has come to nothing, so that the next start waits for some time
-    failed: bool = False
-    # whether that is a failure of the job itself, which uses up one of its retries
-    counts: bool = False
+    failed: bool = False  # whether nothing came of a start or run: the next start waits
+    counts: bool = False  # whether it is a failure of the job itself, and uses up a retry
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,7 @@ class RunHosts:
     # whether no agent of it has a record, and each host that is not lost reports that no process of
     # it lives: nobody is left who could stop it
     is_dead: bool = False
-    # host -> why no agent of it can live there
-    refusals: Mapping[str, str] = field(default_factory=dict)
+    refusals: Mapping[str, str] = field(default_factory=dict)  # host -> why it takes no agent
     lost_before: str = ""  # which job that must finish before it never will, and why; empty: none
     has_others: bool = False  # whether its start has failed, and other hosts have room for it
     was_tried: bool = False  # whether its job could not start on other hosts before

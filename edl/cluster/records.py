@@ -36,13 +36,9 @@ class LeaseState(StrEnum):
 @dataclass(frozen=True)
 class HostLease:
     state: LeaseState
-    # the name of the machine, under which its `edl host` is in the cluster; empty: not known yet
-    host: str = ""
-    # why it waits, has ended or has no known state, in the engine's words; may be empty
-    why: str = ""
-    # the machines that the engine was told not to lend; None: it cannot be told that of a lease
-    # that it has
-    avoid: tuple[str, ...] | None = None
+    host: str = ""  # the name of the machine, and of its host in the cluster; else empty
+    why: str = ""  # why it waits, has ended or has no known state; may be empty
+    avoid: tuple[str, ...] | None = None  # what it was told not to lend; None: it cannot be told
 
 
 @dataclass(frozen=True)
@@ -50,8 +46,7 @@ class Shape:
     slots: int  # the number of slots that its `edl host` offers
     labels: Mapping[str, str] = field(default_factory=dict)  # the labels that it offers
     kind: str = ""  # the kind of machine that it names, for policies that tell fast from slow ones
-    # the machines that are of no use now, sorted: the engine is to lend others if it can
-    avoid: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()  # of no use now, sorted: others are lent if possible
 
 
 @dataclass(frozen=True)
@@ -59,14 +54,11 @@ class LeaseLimits:
     """How many hosts of which shape a cluster borrows, and for how long."""
 
     shape: Shape  # the shape of each host
-    # the most leases at a time; 0: no host is asked for, and idle ones are given back
-    max_hosts: int
+    max_hosts: int  # the most leases at a time; 0: none is asked for, idle ones go back
     min_hosts: int = 0  # so many leases are kept although no job needs them
     idle_s: float = 300.0  # a host that no job has had slots of for this time is given back
-    # a lease that runs is given back if its host offers nothing for this time
-    start_s: float = 300.0
-    # within this time a host that is given back must have left; then the engine ends it
-    leave_s: float = 60.0
+    start_s: float = 300.0  # a lease that runs is given back if its host offers nothing for so long
+    leave_s: float = 60.0  # for a host that is given back to leave; then the engine ends it
     stray_s: float = 60.0  # a lease that the records do not know is given back after this time
     # the name of a former engine that lends nothing any more: its leases are dropped from the
     # records. Empty: none.
@@ -86,12 +78,10 @@ class LeaseRecord(Record):
     # does not run
     silent_s: float = 0.0
     offered_s: float = 0.0  # when its host first offered slots; 0: it never has
-    # since when no job has had slots on its host, or since when there is no host; 0: a job has some
-    idle_s: float = 0.0
+    idle_s: float = 0.0  # since when no job has slots there, or no host is there; else 0
     back_s: float = 0.0  # since when it is being given back; 0: it is not
     leaves: bool = False  # whether its host has said that it leaves, as a signal makes it do
-    # whether the engine says that it has ended, while its host still offers slots
-    is_over: bool = False
+    is_over: bool = False  # whether it has ended, while its host still offers slots
 
     @property
     def lease_holds(self) -> bool:
@@ -113,8 +103,7 @@ class LeaseTable(Record):
 
     engine: str = ""  # the name of the engine that lends the hosts
     last: int = 0  # the number of the newest lease; none is used twice
-    # name of the lease -> its record
-    leases: Mapping[str, LeaseRecord] = field(default_factory=dict)
+    leases: Mapping[str, LeaseRecord] = field(default_factory=dict)  # by name
     # name of a lease of this cluster that is in none of the records -> since when the engine has
     # told of it
     strays: Mapping[str, float] = field(default_factory=dict)
@@ -123,8 +112,7 @@ class LeaseTable(Record):
     failures: int = 0
     failed_to: int = 0  # the number of the newest lease when the last failure was counted
     not_before_s: float = 0.0  # after such a failure, before when no further host is asked for
-    # why the last lease came to nothing, or why the engine is not asked, as a sentence
-    why: str = ""
+    why: str = ""  # why the last lease came to nothing, or the engine is not asked
     wanted: int = 0  # how many hosts the jobs need now, within the limits
     # path -> the lent host that did not have it. For a time no host is asked for on behalf of jobs
     # that need the path, also when that host has been given back.
@@ -183,8 +171,7 @@ class LogPart(Record):
 
     file: int  # the number (inode) of the file that the part is of
     next: int  # the offset in the file, in bytes, of the first byte after the part
-    # whether what was asked for is gone, so that there is a gap before the part
-    missed: bool = False
+    missed: bool = False  # whether what was asked for is gone: there is a gap before the part
 
 
 FORMAT = 1  # of the records of this package; hosts with another one get no slots
@@ -199,21 +186,18 @@ class ClusterRecord(Record):
     policy: str = "edl"  # of `edl.cluster.policies.registry`
     # the policy's parameters by name, where they differ from the registered ones
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    # the policy is asked when a job or a host comes or goes, and else once in this time
-    interval_s: float = 30.0
+    interval_s: float = 30.0  # for the policy to be asked again, if nothing comes or goes
     # within this time a start must lead to a ring that trains, and a slot to a worker; longer for a
     # job that gives its first workers more time
     start_timeout_s: float = 120.0
-    # how long a run that was told to stop may take, before its processes are ended
-    halt_timeout_s: float = 300.0
+    halt_timeout_s: float = 300.0  # for a run that was told to stop, before its processes are ended
     # a host counts as lost when its node `offer` (what it writes while its host process lives) has
     # been gone for this time
     lost_after_s: float = 10.0
     # how long a job that is to start waits for all slots that the policy gave it to be free; then
     # it starts with those that are
     gather_s: float = 2.0
-    # a slot that a job should have given back this long ago no longer counts as a slot of its host
-    stuck_s: float = 60.0
+    stuck_s: float = 60.0  # a slot not given back for so long counts no more for its host
     # if a job had slots on a host in which no worker started, the job gets no such slots there for
     # this time
     limit_s: float = 300.0
@@ -235,8 +219,7 @@ class ControllerRecord(Record):
     host: str = ""  # the name of its machine
     pid: int = 0  # the process id there
     address: str = ""  # the network address at which it listens; empty: it does not
-    # the port at which it listens. While a process listens there, the controller lives.
-    port: int = 0
+    port: int = 0  # where it listens for as long as it lives
     version: str = ""  # the version of edl
     format: int = FORMAT  # the format of the records that it reads and writes
     term: int = 0  # the number of its term, if it leads; 0: it does not
@@ -262,8 +245,7 @@ class Wanted(Record):
 
     goal: Goal = Goal.RUN  # what the job shall do
     priority: int = 0  # jobs of a higher priority get slots before all others
-    # whether the job was deleted after its end, so that its records are to be removed
-    removed: bool = False
+    removed: bool = False  # whether it was deleted after its end: its records go
 
 
 @dataclass(frozen=True)
@@ -271,8 +253,7 @@ class QueueRecord(Record):
     """The record of a queue, at the node `queues/<name>`: the part of the cluster of its jobs."""
 
     quota: int = 0  # the guaranteed slots: its jobs get so many whenever they can use them
-    # its share, against that of other queues, of the slots that no quota needs now
-    weight: float = 1.0
+    weight: float = 1.0  # against that of other queues, of the slots that no quota needs now
     most: int | None = None  # the most slots that its jobs may have together; None: no limit
     tenant: str = ""  # the tenant whose jobs may use it; empty: those of the administrator only
     set_s: float = 0.0
@@ -289,21 +270,17 @@ class HostOffer(Record):
     """The offer of a host, at the ephemeral node `offer` of the host."""
 
     slots: int  # the number of slots
-    # the numbers of the devices, one for each slot; empty: 0, 1, ... up to `slots`.
-    devices: tuple[int, ...] = ()
-    # the labels of the host, like `gpu: h100`
-    labels: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[int, ...] = ()  # one for each slot; empty: 0, 1, ... up to `slots`
+    labels: Mapping[str, str] = field(default_factory=dict)  # like `gpu: h100`
     kind: str = ""  # the kind of machine, for policies that tell fast from slow ones
     address: str = ""  # the network address of the host
     version: str = ""  # the version of edl there
     format: int = FORMAT  # the format of the records that `edl host` reads and writes
-    # the port at `address` on which `edl host` serves the logs of its jobs; 0: it does not
-    port: int = 0
+    port: int = 0  # where `edl host` serves the logs of its jobs; 0: it does not
     # whether the host is about to leave the cluster: it gets no slots of jobs any more, and gives
     # back those that it has
     leaves: bool = False
-    # the lease under which another engine lends the host (`lease_records`); empty: under none
-    lease: str = ""
+    lease: str = ""  # under which another engine lends the host; empty: none
     # the tenants whose jobs run there, each as the user that `--user` names for it; "" stands for
     # all others. It is empty of an older edl, too.
     tenants: tuple[str, ...] = ()
@@ -328,8 +305,7 @@ class JobAssignment(Record):
     # lives
     ends: int = 0
     changed_s: float = 0.0  # when `devices`, `leaving` or `ends` was last changed
-    # since when a device that the run keeps has been without a process; 0: all have one
-    idle_s: float = 0.0
+    idle_s: float = 0.0  # since when a device that the run keeps has no process; else 0
 
 
 @dataclass(frozen=True)
@@ -351,10 +327,8 @@ class HostAssignment(Record):
     # job -> its run and its devices. No device is in two of them.
     jobs: Mapping[str, JobAssignment] = field(default_factory=dict)
     silent_s: float = 0.0  # since when the host has had no offer; 0: it has one
-    # job -> why it could not start there
-    failures: Mapping[str, HostFailure] = field(default_factory=dict)
-    # why the host gets no slots of any job, after such failures of several; empty: it may
-    out: str = ""
+    failures: Mapping[str, HostFailure] = field(default_factory=dict)  # job -> why not there
+    out: str = ""  # why no job gets slots there, after failures of several; else empty
 
 
 @dataclass(frozen=True)
@@ -382,8 +356,7 @@ class HostReport(Record):
     # that do not end by what it has read last. So if a report about a version in which a run ends
     # (`JobAssignment.ends`) has no process of the run, none will ever live there again.
 
-    # the version of the node `assigned` that `edl host` had read before it looked at the processes
-    version: int = -1
+    version: int = -1  # of `assigned`, which `edl host` had read before it looked
     # job -> what lives of it. `edl host` knows of no process of a job that is not in it.
     jobs: Mapping[str, JobReport] = field(default_factory=dict)
 
@@ -393,15 +366,10 @@ class AllocationRecord(Record):
     """The record of the policy's last decision, at the node `allocation` of the cluster."""
 
     at_s: float = 0.0  # when the policy was asked
-    # a digest of the jobs, hosts and policy of the decision: if it changes, the policy is asked
-    # again
-    inputs: str = ""
-    # job -> host -> the number of slots that the job is to have there
-    targets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    # job -> when its target was last changed
-    changed_s: Mapping[str, float] = field(default_factory=dict)
-    # job -> the global batch that the policy has chosen, in samples
-    batches: Mapping[str, int] = field(default_factory=dict)
+    inputs: str = ""  # a digest of jobs, hosts and policy: if it changes, it is asked again
+    targets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # job -> host -> slots
+    changed_s: Mapping[str, float] = field(default_factory=dict)  # job -> when its target was
+    batches: Mapping[str, int] = field(default_factory=dict)  # job -> the batch that was chosen
     reasons: Mapping[str, str] = field(default_factory=dict)  # job -> the policy's reason
     # job -> host -> the number of slots that the policy gives a job which is profiled, and has its
     # target for that

@@ -48,8 +48,7 @@ CLOSED: list[Any] = [()]  # in place of answers; the last one, a job's agents, i
 
 
 class _Progress(NamedTuple):
-    # the answers to the reads of the job's record and of the names of its runs by then
-    about: list[Any]
+    about: list[Any]  # to the reads of the job's record and the names of its runs
     answers: list[Any]  # to the reads of its status and of what it has measured
     read_s: float
 

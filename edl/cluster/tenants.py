@@ -60,15 +60,12 @@ class TenantRequest(Record):
     id: str  # a random text that no other request has
     verb: TenantVerb  # what is asked for
     after: int = -1  # the number of the newest response that the tenant knew; -1: it knew none
-    # the name of the job, with that of the tenant; of a submission it is in the manifest
-    job: str = ""
+    job: str = ""  # with that of the tenant; of a submission it is in the manifest
     goal: Goal | None = None  # the new goal of the job; None: it stays
     priority: int | None = None  # the new priority of the job; None: it stays
     manifest: Mapping[str, Any] = field(default_factory=dict)  # what is submitted
     key: str = ""  # names the submission: the same key again is the same job
-    # when the job that is to be deleted was submitted, in seconds since 1970; None: whichever job
-    # has the name
-    submitted_s: float | None = None
+    submitted_s: float | None = None  # of the job to delete; None: whichever has the name
     signature: str = ""  # the HMAC-SHA256 of all of it, in hexadecimal
 
     def signed(self, key: str, tenant: str) -> TenantRequest:
@@ -124,12 +121,9 @@ class TenantView(Record):
     """What the leader tells a tenant beside the nodes of its jobs, at the node `view`."""
 
     at_s: float = 0.0  # when the plan was made that the reasons are from, in seconds since 1970
-    # job -> why it has what it has, or why it waits
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    # job -> how many of its slots are beyond the quota of its queue
-    surplus: Mapping[str, int] = field(default_factory=dict)
-    # host -> (address, port) at which the logs of its jobs are served
-    hosts: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)  # by job
+    surplus: Mapping[str, int] = field(default_factory=dict)  # job -> slots beyond the quota
+    hosts: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # by host, for logs
 
 
 @dataclass(frozen=True)

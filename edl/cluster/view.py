@@ -138,8 +138,7 @@ class AgentView:
     busy: frozenset[int] = frozenset()  # the devices that living processes use
     leaving: bool = False  # whether the agent was asked to leave the job
     disabled: int = 0  # the number of slots in which it starts no worker any more
-    # the number of other slots in which workers end as they start, again and again
-    failing: int = 0
+    failing: int = 0  # other slots in which workers end as they start, again and again
     why: str = ""  # why, of one of these slots
 
     def is_useless(self, slots: int) -> bool:
@@ -155,13 +154,10 @@ class RunView:
     reason: str = ""  # why the job is in that state
     exit_code: int = 0  # the exit code in the job's record
     trains: bool = False  # whether a ring of the run has trained a step
-    # the devices of each host that the run may use, by its record `assigned`
-    devices: Devices = field(default_factory=dict)
+    devices: Devices = field(default_factory=dict)  # that the run may use, by host
     version: int = 0  # the version of that record
-    # host -> the record of the run's agent there; a host without one is not in it
-    agents: Mapping[str, AgentView] = field(default_factory=dict)
-    # the global batch that the run was told to train with, in samples; None: it was told nothing
-    batch: int | None = None
+    agents: Mapping[str, AgentView] = field(default_factory=dict)  # by host, of the run
+    batch: int | None = None  # the global batch that it was told to use; None: none
     # host -> the number of workers that the run is to have there, by that record; None: one for
     # each device
     workers: Mapping[str, int] | None = None
@@ -194,18 +190,15 @@ class RunView:
 class JobMeasurements:
     """Speed and length of a job's training: measured in this run, in a former one, or supplied."""
 
-    # the measured step times; each combination of workers, hosts and batch once
-    steps: tuple[StepTimeSample, ...] = ()
+    steps: tuple[StepTimeSample, ...] = ()  # each combination of workers, hosts and batch once
     # the throughput in samples a second, by number of workers: a profile of the job, or what a
     # former run of the same name measured. It counts where `steps` has nothing.
     curve: Mapping[int, float] = field(default_factory=dict)
     left: float | None = None  # the number of samples to train until the end; None: not known
     done_steps: int = 0  # the number of complete steps
     global_batch: int = 0  # the samples of a step now; 0: not known
-    # the noise scale of the gradients, in samples; None: not known
-    noise_scale: float | None = None
-    # the sizes of the batches as the script gives them; None: not known
-    batching: Batching | None = None
+    noise_scale: float | None = None  # of the gradients, in samples; None: not known
+    batching: Batching | None = None  # as the script gives them; None: not known
 
 
 @dataclass(frozen=True)
@@ -215,11 +208,9 @@ class JobView:
     # `czxid` of the manifest's node)
     order: int
     manifest: JobManifest  # what was submitted
-    # when the job was submitted, in seconds since 1970; 0: at the time of the plan
-    submitted_s: float = 0.0
+    submitted_s: float = 0.0  # in seconds since 1970; 0: at the time of the plan
     wanted: Wanted = field(default_factory=Wanted)  # what users want of the job
-    # the job's state and history as the leader has recorded them; the default: none yet
-    life: JobLifecycle = field(default_factory=JobLifecycle)
+    life: JobLifecycle = field(default_factory=JobLifecycle)  # the default: none yet
     run: RunView | None = None  # the run that the job's own node has; None: there is no such node
     # what is known of its training
     measured: JobMeasurements = field(default_factory=JobMeasurements)
@@ -275,13 +266,10 @@ class HostView:
     name: str
     offer: HostOffer | None = None  # what it offers; None: it offers nothing now
     drained: bool = False  # whether a user wants no slots of jobs on it
-    # what the leader has assigned there
-    assigned: HostAssignment = field(default_factory=HostAssignment)
+    assigned: HostAssignment = field(default_factory=HostAssignment)  # by the leader
     version: int = -1  # the version of the node `assigned` of the host; -1: there is no such node
-    # what lives there, as `edl host` has written; None: it never has
-    report: HostReport | None = None
-    # whether the engine that lends the host still does; True, too, of a host that is not lent
-    lease_holds: bool = True
+    report: HostReport | None = None  # of `edl host`; None: it never has
+    lease_holds: bool = True  # whether the engine that lends it, if any, still does
 
     @property
     def takes_slots(self) -> bool:
@@ -329,16 +317,12 @@ class HostView:
 @dataclass(frozen=True)
 class ClusterView:
     jobs: Sequence[JobView]  # the jobs, in the order of submission
-    # the hosts, in the order of their names; also those that offer nothing
-    hosts: Sequence[HostView]
+    hosts: Sequence[HostView]  # by name; also those that offer nothing
     settings: ClusterRecord = field(default_factory=ClusterRecord)  # how the cluster decides
-    # the policy's last decision
-    allocation: AllocationRecord = field(default_factory=AllocationRecord)
+    allocation: AllocationRecord = field(default_factory=AllocationRecord)  # of the policy
     secrets: Collection[str] = ()  # the names of the secrets that users have given to the cluster
-    # the queues by name; empty: the cluster has none, and all jobs share its slots
-    queues: Mapping[str, QueueRecord] = field(default_factory=dict)
-    # how the cluster gets more hosts, as the end of a sentence for people
-    more_hosts: str = "add hosts with `edl host`"
+    queues: Mapping[str, QueueRecord] = field(default_factory=dict)  # by name; or all jobs share
+    more_hosts: str = "add hosts with `edl host`"  # the end of a sentence for people
     # path -> the host that an engine had lent, and that did not have it, as the subject of a
     # sentence. For now no host is borrowed for jobs that need the path.
     missing_paths: Mapping[str, str] = field(default_factory=dict)
@@ -610,10 +594,8 @@ def missing_on_borrowed(job: JobView, cluster: ClusterView) -> str:
 class CreateRun:
     job: str  # the name of the job
     run: str  # the token of the run
-    # host -> the devices that the run may use there; their number is that of the workers
-    devices: Devices
-    # the global batch that the policy has chosen, in samples; None: the script chooses it
-    batch: int | None = None
+    devices: Devices  # that the run may use, by host; one for each worker
+    batch: int | None = None  # that the policy has chosen; None: the script chooses it
 
 
 @dataclass(frozen=True)
@@ -625,11 +607,8 @@ class PlaceRun:
     # host -> the devices that the run may use there. A host on which it may use none, and has or
     # had an agent, is in it with no devices.
     devices: Devices
-    # the version of the run's record `assigned` that was read; with another one the order is
-    # refused
-    version: int
-    # the global batch that the policy has chosen, in samples; None: the script chooses it
-    batch: int | None = None
+    version: int  # of the run's record `assigned`; with another one it is refused
+    batch: int | None = None  # that the policy has chosen; None: the script chooses it
     reason: str = ""  # why, in a sentence, for the run's record
 
 
@@ -662,12 +641,10 @@ class RunRecords:
     job: Job  # the job's record
     assigned: Assigned  # which workers the run has, and which devices it may use
     version: int = 0  # the version of the record `assigned` in ZooKeeper
-    # which workers are desired, and the batch that the cluster has chosen
-    desired: Desired = field(default_factory=Desired)
+    desired: Desired = field(default_factory=Desired)  # and the batch that was chosen
     generation: Generation | None = None  # the newest generation; None: there was none yet
     status: TrainingStatus = field(default_factory=TrainingStatus)  # the progress of the training
-    # the throughput that the run has measured, by number of workers and batch
-    learned: ScalingProfile = field(default_factory=ScalingProfile)
+    learned: ScalingProfile = field(default_factory=ScalingProfile)  # by workers and batch
     agents: tuple[Host, ...] = ()
 
     @property
@@ -734,11 +711,9 @@ def resume_setting(manifest: JobManifest, order: int, last: RunRecords | None) -
 
 
 class DeviceChange(NamedTuple):
-    # host -> devices; hosts without any are left out. None: no change is possible now.
-    devices: Devices | None
+    devices: Devices | None  # by host, if any; None: no change is possible now
     lacking: int  # how many devices the run needs for its target beyond those that it has and keeps
-    # the hosts of the target where the run has devices and no agent yet
-    without_agent: tuple[str, ...]
+    without_agent: tuple[str, ...]  # hosts of the target with devices, without an agent
     survivors: int  # how many devices the run uses now on hosts that are not lost
     # how many devices on such hosts are assigned to the run, without those that it is to give back
     # and does not use
@@ -804,10 +779,8 @@ LEAST = 1e-9  # samples of a worker in a step, samples a second
 class MeasuredThroughput(Record):
     """The record of what former runs have measured, at the node `measured` of a job."""
 
-    # the place in the order of submission of the job that has measured it; -1: none has
-    order: int = -1
-    # the step times by workers, hosts and batch, the newest at the end
-    steps: tuple[StepTimeSample, ...] = ()
+    order: int = -1  # of the job that has measured it, by submission; -1: none has
+    steps: tuple[StepTimeSample, ...] = ()  # the newest at the end
     # pairs of a number of workers and the throughput in samples a second that jobs which had the
     # name before have measured with it
     curve: tuple[tuple[int, float], ...] = ()

@@ -96,10 +96,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LeaderRecords:
-    # the jobs, hosts and settings of the cluster, with the versions of their nodes
-    snapshot: ClusterSnapshot
-    # the secrets of its jobs, by job; a job without one was never started
-    secrets: Mapping[str, str]
+    snapshot: ClusterSnapshot  # with the versions of the nodes
+    secrets: Mapping[str, str]  # by job; one without it was never started
     kept: Mapping[str, MeasuredThroughput]  # what former runs have measured, by name of the job
     runs: Mapping[str, RunRecords]  # the records of the present or last run, by name of the job
     mark: Callable[[ClusterView], ClusterView] | None  # marks the hosts that are not lent any more

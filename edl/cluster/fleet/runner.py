@@ -39,10 +39,8 @@ POLL_S = 3.0  # between two questions to the engine
 @dataclass(frozen=True)
 class FleetStatus:
     number: int = 0  # the number of the answer, from 1; 0: it was not asked yet
-    # the leases of the cluster, by name; None: the engine does not answer
-    leases: Mapping[str, HostLease] | None = None
-    # why it does not answer, or with what error it has failed at an order; empty: neither
-    why: str = ""
+    leases: Mapping[str, HostLease] | None = None  # by name; None: the engine does not answer
+    why: str = ""  # it does not answer, or has failed at an order; else empty
 
 
 class FleetRunner:

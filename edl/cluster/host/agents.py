@@ -67,10 +67,8 @@ class AgentOptions:
     slots: int  # the number of slots
     address: str  # the network address of the host
     zookeeper: str  # the ZooKeeper servers
-    # the network interface that has the address; empty: none was chosen
-    network_interface: str = ""
-    # within this time the workers of a host that leaves must have left; None: no limit
-    leave_within_s: float | None = None
+    network_interface: str = ""  # the one that has the address; empty: none was chosen
+    leave_within_s: float | None = None  # for the workers of a host that leaves; else None
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,7 @@ class StartOfRun:
 class _RunningAgent:
     run: str  # the token of its run
     since_s: float  # when it was started or found, in seconds of the monotonic clock
-    # the agent's process; None: another process has started it
-    child: subprocess.Popen[bytes] | None = None
+    child: subprocess.Popen[bytes] | None = None  # None: another process has started it
 
 
 class HostAgents:

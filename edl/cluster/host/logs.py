@@ -56,8 +56,7 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 class LogOwner:
     """Whose files are read as a job's logs, and where."""
 
-    # a directory in which the logs lie, or directories of logs; no link is followed below
-    below: Path
+    below: Path  # a directory of logs, or of such directories; no link is followed below
     uid: int  # the number of the user who must own each file
 
 
@@ -120,8 +119,7 @@ class LogPlaces:
     # the state directory of edl
     workers: Path
     agents: Path  # the directory with the logs of the agents of this host, one for each run
-    # the users as whom jobs run, who have the logs of their workers
-    users: JobUsers = field(default_factory=JobUsers)
+    users: JobUsers = field(default_factory=JobUsers)  # who have the logs of their workers
 
     def of_agent(self, job: str, run: str) -> Path:
         return self.agents / f"{job}-{run}.log"

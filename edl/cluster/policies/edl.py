@@ -87,8 +87,7 @@ class JobWait(NamedTuple):
     """The account of one job: its wait until it is due, or its turn."""
 
     left_s: float  # the seconds that are left of its fair wait; if it is due, of its turn
-    # since when it is due, on the clock of the decisions; None: it is not
-    due_s: float | None = None
+    due_s: float | None = None  # on the clock of the decisions; None: it is not due
     served: bool = False  # whether it has had a turn
 
 
@@ -207,8 +206,7 @@ def smoothed(
 class SlotValues:
     """The speed, the remaining time and the batch of one job, by its number of slots from 0 on."""
 
-    # the job as a policy reads it: its limits, its present slots and its measurements
-    job: ClusterJob
+    job: ClusterJob  # its limits, its present slots and its measurements
     had: int  # the slots that the job has now, if it may have as many again; else 0
     least: int  # the fewest slots that it can have; 0 if it cannot have any
     # by the number of slots k, the speed s(k), which is 0 for k = 0 and k_min on k_min slots (the
@@ -218,10 +216,8 @@ class SlotValues:
     # by the number of slots, the seconds until the job's end; infinite for 0 slots, where it cannot
     # have so many, or where that number is not tried
     left_s: Values
-    # by the number of slots, the global batch that makes most progress, in samples
-    batches: Sequence[int]
-    # the standard deviation of the error of the logarithm of a speed; 0: none is known
-    deviation: float = 0.0
+    batches: Sequence[int]  # by the number of slots: that which makes most progress
+    deviation: float = 0.0  # of the logarithm of a speed, by its error; 0: none is known
     # the means of its step times over decisions, if each errs by itself; else empty
     readings: Means = field(default_factory=dict)
 
@@ -511,8 +507,7 @@ class _Candidate(NamedTuple):
     curve: SlotValues  # its speed, remaining time and batch, by its number of slots
     price: float  # the worth of a slot-second of its work
     pool: int | None  # the place of the pool that it is in; None: it has no slots
-    # the place of the pool in which it must have slots at the latest; None: none
-    reserved: int | None
+    reserved: int | None  # of the pool in which it must have slots at the latest; else None
     held: bool  # whether the job must not be started by this decision
 
     @property

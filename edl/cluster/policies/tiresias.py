@@ -189,8 +189,7 @@ def _reason(job: ClusterJob, has: int, demoted: bool, compacted: bool) -> str:
 
 @dataclass(frozen=True)
 class Ranked:
-    # the job as a policy reads it; its position is that of this object in the sequence
-    job: ClusterJob
+    job: ClusterJob  # its position is that of this object in the sequence
     why: str  # the clause that explains its position in the ranking, for the reason of the decision
 
 
