@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Request, Response
@@ -98,16 +99,13 @@ class HttpError(Exception):
         self.headers = dict(headers or {})
 
 
-def answer(request: Request, value: Any, status: int = 200) -> Response:
-    return _response(request, status, value, {})
-
-
 def error_answer(request: Request, error: Exception) -> Response:
     if isinstance(error, HttpError):
         headers = error.headers
         status, body = error.status, ApiError(error.error, str(error))
     elif isinstance(error, EdlError):
-        status, headers = _status(error), {}
+        status = next(status for kind, status in STATUSES if isinstance(error, kind))
+        headers = {}
         place = (error.key, error.line) if isinstance(error, ManifestError) else ("", 0)
         body = ApiError(type(error).__name__, str(error), *place)
     elif isinstance(error, RequestValidationError):
@@ -122,19 +120,20 @@ def error_answer(request: Request, error: Exception) -> Response:
         body = ApiError("Defect", "this is a defect of edl; the log of the API has more")
     if status == 503:
         headers = {**headers, "Retry-After": str(TRY_AGAIN_S)}
-    return _response(request, status, body, headers)
+    return answer(request, body, status, headers)
 
 
-def _response(request: Request, status: int, value: Any, headers: Mapping[str, str]) -> Response:
+def answer(
+    request: Request,
+    value: Any,
+    status: int = 200,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Response:
     found = dict(headers)
     nonce = getattr(request.state, "next_nonce", "")
     if nonce:
         found["Authentication-Info"] = f'nextnonce="{nonce}"'
     return Response(json_text(value) + b"\n", status, found, JSON)
-
-
-def _status(error: EdlError) -> int:
-    return next(status for kind, status in STATUSES if isinstance(error, kind))
 
 
 def _described(error: RequestValidationError) -> str:
@@ -225,7 +224,6 @@ class LimitProtocol(HttpToolsProtocol):
 
 YAML = "application/yaml"
 SOURCE = "the manifest"  # in messages
-R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 
 
@@ -235,7 +233,7 @@ def sent_manifest(request: Request) -> JobManifest:
     if kind == YAML:
         manifest = parse_manifest(decoded_manifest(body, SOURCE), SOURCE)
     else:
-        manifest = manifest_of_values(_json(request, dict[str, Any]))
+        manifest = manifest_of_values(sent_record(request, dict[str, Any]))
     if not manifest.cwd.startswith("/"):
         what = f"cwd is {manifest.cwd!r}" if manifest.cwd else "there is no cwd"
         # The API's own working directory and home mean nothing to the sender.
@@ -243,11 +241,7 @@ def sent_manifest(request: Request) -> JobManifest:
     return manifest.with_absolute_paths("/", _no_home)
 
 
-def sent_record(request: Request, kind: type[R]) -> R:
-    return _json(request, kind)
-
-
-def _json(request: Request, kind: type[T]) -> T:
+def sent_record(request: Request, kind: type[T]) -> T:
     media = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if media != JSON:
         raise HttpError(422, "UsageError", f"the body is of type {media!r}; send {JSON}")

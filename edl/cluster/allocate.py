@@ -167,9 +167,7 @@ def profiled_slots(
 # ------------------------------------------------------------
 # Ask a cluster policy about groups of jobs, and fit its answer to live jobs.
 #
-# `ask_protecting` does so. The jobs of a higher priority are asked about first; of one priority,
-# those whose labels leave them the fewest hosts. Each group is a cluster of its own, with the slots
-# that the groups before it leave.
+# `ask_protecting` does so, group by group; each is a cluster of its own (see `allocate`).
 
 
 Targets = dict[str, Mapping[str, int]]
@@ -609,12 +607,10 @@ def _without(nodes: Mapping[str, int], answer: Decision) -> dict[str, int]:
 # ------------------------------------------------------------
 # Ask a cluster policy which slots each live job shall have, and fit its answer to live jobs.
 #
-# `allocate` does so. The policies are those of the simulator, unchanged. What they do not know is
-# added around them:
+# The policies are those of the simulator, unchanged. What they do not know is added around them:
 #
 # 1. **When.** The policy is asked when a job or a host has come or gone, when a job trains that has
-#    just started, when a priority, a limit or the policy itself has changed, and at an interval. In
-#    between its last decision stands.
+#    just started, when a priority, a limit or the policy has changed, and at an interval.
 # 2. **Priority and labels.** Jobs are asked about in groups: those of a higher priority first; of
 #    one priority, those whose labels leave them the fewest hosts first. Each group is a cluster of
 #    its own, with the slots that the groups before it leave.
@@ -624,14 +620,9 @@ def _without(nodes: Mapping[str, int], answer: Decision) -> dict[str, int]:
 #    slots keeps its fewest, and the policy is asked again with that.
 # 4. **Sizes.** Where a job may have only some sizes, it gets the next smaller one. Slots that this
 #    leaves go to such jobs, in the order of submission, if they reach their next size.
-# 5. **Nodes.** `stable_placing` chooses the nodes.
-# 6. **Profiles.** A job of unknown speed may get other slots for a short time, so that it is
-#    measured (`arrival_profile`).
+# 5. **Nodes.** `place_stably` chooses the nodes.
 #
-# 7. **Queues.** In a cluster that has queues the policy is asked about each of them, with its share
-#    of the slots (`queue_asking`).
-#
-# A decision that breaks a rule of `validity` changes nothing.
+# Queues and profiles are added too. A decision that breaks a rule (`violation`) changes nothing.
 
 
 def allocate(

@@ -356,8 +356,15 @@ def obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
     if job.run_is_foreign:
         hint = f"stop it with `edl stop {job.name}`, or delete this job"
         return f"waits: a job of this name, which the cluster has not started, runs; {hint}"
-    if other := _waits_for_earlier(job, cluster):
-        return other
+    # When it first started, the others had finished; their records may be removed by now.
+    for name in () if job.life.started_s else job.manifest.after:
+        first = cluster.by_name.get(name)
+        if first is None:
+            return f"waits for job {name}, which is not there; submit it, or delete this job"
+        failed = first.life.result in (LifeResult.FAILED, LifeResult.DELETED)
+        is_passed = failed and job.manifest.after_failed == "start"
+        if not is_passed and first.life.result is not LifeResult.FINISHED:
+            return f"waits for job {name}, which is {first.life.result or first.life.state}"
     missing = [name for name in job.manifest.secrets if name not in cluster.secrets]
     if missing:
         return f"waits for the secret {missing[0]}: `edl secret set {missing[0]}`"
@@ -365,23 +372,6 @@ def obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
     if wait_s > 0:
         return f"waits {wait_s:.0f} s for its next try: {job.life.reason}"
     return None
-
-
-def _waits_for_earlier(job: JobView, cluster: ClusterView) -> str:
-    """Return which job must finish before `job` starts, as a sentence; empty: none."""
-    # The others had finished when it first started; their records may be removed by now.
-    if job.life.started_s:
-        return ""
-    for name in job.manifest.after:
-        first = cluster.by_name.get(name)
-        if first is None:
-            return f"waits for job {name}, which is not there; submit it, or delete this job"
-        failed = first.life.result in (LifeResult.FAILED, LifeResult.DELETED)
-        if failed and job.manifest.after_failed == "start":
-            continue
-        if first.life.result is not LifeResult.FINISHED:
-            return f"waits for job {name}, which is {first.life.result or first.life.state}"
-    return ""
 
 
 @dataclass(frozen=True)

@@ -309,15 +309,21 @@ class PlanPart(NamedTuple):
 
 def plan_parts(view: ClusterView, found: ClusterPlan) -> list[PlanPart]:
     """Return the parts of the plan `found`, which was made from `view`; first those of a job."""
-    groups = _Groups()
-    for job in found.lives:
-        groups.add(("job", job))
-    for host, after in found.assigned.items():
-        groups.add(("host", host))
-        for job in _changed_jobs(view, host, after):
-            groups.join(("host", host), ("job", job))
+    # A graph of jobs and hosts; its connected parts are written apart.
+    near: dict[tuple[str, str], set[tuple[str, str]]] = {("job", job): set() for job in found.lives}
+    for name, after in found.assigned.items():
+        host = ("host", name)
+        near.setdefault(host, set())
+        for job in _changed_jobs(view, name, after):
+            near[host].add(("job", job))
+            near.setdefault(("job", job), set()).add(host)
     parts = []
-    for members in groups.all():
+    while near:
+        members, waiting = [], [next(iter(near))]
+        while waiting:
+            if (member := waiting.pop()) in near:
+                members.append(member)
+                waiting += near.pop(member)
         jobs = [name for kind, name in members if kind == "job" and name in found.lives]
         hosts = [name for kind, name in members if kind == "host"]
         parts.append(PlanPart(tuple(sorted(jobs)), tuple(sorted(hosts))))
@@ -344,35 +350,3 @@ def without_parts(
 def _changed_jobs(view: ClusterView, host: str, after: HostAssignment) -> set[str]:
     before = view.host_named[host].assigned.jobs
     return {job for job in {*before, *after.jobs} if before.get(job) != after.jobs.get(job)}
-
-
-_Member = tuple[str, str]
-
-
-class _Groups:
-    """Disjoint groups of members (union-find): joining two members makes their groups one."""
-
-    def __init__(self) -> None:
-        self._parent: dict[_Member, _Member] = {}
-
-    def add(self, one: _Member) -> None:
-        self._parent.setdefault(one, one)
-
-    def join(self, one: _Member, other: _Member) -> None:
-        self.add(one)
-        self.add(other)
-        self._parent[self._root(one)] = self._root(other)
-
-    def all(self) -> Iterable[list[_Member]]:
-        found: dict[_Member, list[_Member]] = {}
-        for one in self._parent:
-            found.setdefault(self._root(one), []).append(one)
-        return found.values()
-
-    def _root(self, one: _Member) -> _Member:
-        root = one
-        while self._parent[root] != root:
-            root = self._parent[root]
-        while self._parent[one] != root:  # the next search is short
-            self._parent[one], one = root, self._parent[one]
-        return root

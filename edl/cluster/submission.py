@@ -341,24 +341,20 @@ class TenantJobs(ClusterJobs):
 
 
 class TenantHosts(ClusterHosts):
-    def __init__(self, nodes: TenantNodes, events: ClusterEvents) -> None:
-        super().__init__(nodes, events)
-        self._view = nodes.view
+    _nodes: TenantNodes
 
     def list(self) -> tuple[HostView, ...]:
         return tuple(
             HostView(name, HostOffer(0, address=address, port=port))
-            for name, (address, port) in sorted(self._view().hosts.items())
+            for name, (address, port) in sorted(self._nodes.view().hosts.items())
         )
 
 
 class TenantLeader(ClusterLeader):
-    def __init__(self, nodes: TenantNodes) -> None:
-        super().__init__(nodes)
-        self._view = nodes.view
+    _nodes: TenantNodes
 
     def reasons(self) -> JobReasons:
-        view = self._view()
+        view = self._nodes.view()
         return JobReasons(view.at_s, view.reasons, view.surplus)
 
 

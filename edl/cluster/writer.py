@@ -91,7 +91,13 @@ def jobs_to_remove(
         (job for job in jobs if job.life.state is LifeState.ENDED),
         key=lambda job: (job.life.ended_s, job.order),
     )
-    deleted = {job.name for job in ended if _was_deleted_after_its_end(job)}
+    # By a user, after the end.
+    deleted = {
+        job.name
+        for job in ended
+        if job.wanted.removed
+        or (job.wanted.goal is Goal.GONE and job.life.result is not LifeResult.DELETED)
+    }
     others = [job for job in ended if job.name not in deleted]
     # The newest `keep` of them stay, however old; of more than `most`, these go last.
     by_themselves = [job for job in others if job.life.result is not LifeResult.DELETED]
@@ -100,16 +106,11 @@ def jobs_to_remove(
     by_worth = sorted(others, key=lambda job: job.life.result is not LifeResult.DELETED)
     surplus = {job.name for job in by_worth[: max(0, len(others) - most)]}
     # A finished job stays while one that was never started waits for it (`after`).
-    doomed = deleted | ((old | surplus) - _waited_for(jobs))
+    living = (j for j in jobs if j.life.state is not LifeState.ENDED and not j.life.started_s)
+    waited_for = {name for job in living for name in job.manifest.after}
+    needed = {j.name for j in jobs if j.life.result is LifeResult.FINISHED} & waited_for
+    doomed = deleted | ((old | surplus) - needed)
     return [job for job in ended if job.name in doomed]
-
-
-def _waited_for(jobs: Sequence[JobView]) -> set[str]:
-    waiting = (
-        job for job in jobs if job.life.state is not LifeState.ENDED and not job.life.started_s
-    )
-    names = {name for job in waiting for name in job.manifest.after}
-    return {job.name for job in jobs if job.life.result is LifeResult.FINISHED} & names
 
 
 def hosts_to_remove(hosts: Sequence[HostView], now_s: float) -> list[HostView]:
@@ -123,12 +124,6 @@ def hosts_to_remove(hosts: Sequence[HostView], now_s: float) -> list[HostView]:
 
 def _has_runs(host: HostView) -> bool:
     return any(not entry.ends for entry in host.assigned.jobs.values())
-
-
-def _was_deleted_after_its_end(job: JobView) -> bool:
-    wanted = job.wanted
-    late = wanted.goal is Goal.GONE and job.life.result is not LifeResult.DELETED
-    return wanted.removed or late
 
 
 class ClusterWriter:
