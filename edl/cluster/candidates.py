@@ -72,8 +72,7 @@ class LiveModel:
     noise_scale: float | None  # the noise scale of the gradients, in samples; None: not known
     smallest_batch: int  # the smallest global batch of the job, in samples
     batching: Batching | None  # of the script; None: the cluster sets the global batch
-    # fits the models of this job and of others, which are read together
-    models: StepTimeModels = field(repr=False, compare=False)
+    models: StepTimeModels = field(repr=False, compare=False)  # fits this and others together
 
     @cached_property
     def step_time(self) -> StepTime:
@@ -258,9 +257,7 @@ MIN_ASKED = 50  # of each queue, however many there are
 class ActiveJob:
     job: JobView  # the job as the leader has read it: its manifest, life, run and measurements
     limits: Mapping[str, int]  # host -> the most slots that it may have there, above 0
-    # host -> the slots that it has there by the last decision, at most the limit; hosts that do not
-    # count are left out
-    present: Mapping[str, int]
+    present: Mapping[str, int]  # host -> slots there by the last decision, at most the limit
     why_fixed: str  # why the slots `present` may not be changed, a sentence; else empty
     most: int  # the most slots that a policy may give it, on all hosts together
     hosts: tuple[str, ...]  # the hosts that count and have the labels that it asks for

@@ -47,9 +47,7 @@ class RunProcess:
     started: int  # when it was started, in clock ticks since the machine came up
     job: str  # the name of the job
     run: str  # the token of the run
-    # the id of the start attempt of the worker that it is, or that has started it; empty: it is the
-    # agent, or belongs to the agent
-    attempt_id: str = ""
+    attempt_id: str = ""  # of the worker that it is, or that has started it; else empty
     is_agent: bool = False  # whether it is an agent
 
     @property
@@ -70,9 +68,7 @@ class LastAgent:
     reason: str = ""  # why it ended, as a sentence; empty: it is not known
     is_final: bool = False  # whether no other agent of the run is started
     refused: bool = False  # final, though its run is not over
-    # whether it ended because its run has no devices here any more; another agent is needed only if
-    # the leader has missed that
-    has_left: bool = False
+    has_left: bool = False  # whether it ended because its run has no devices here any more
     failures: int = 0  # agents of the run that ended soon after their start, in a row
     ended_s: float = 0.0  # when it ended, by the clock of the decision
 
@@ -90,12 +86,9 @@ class HostObservation:
     version: int  # the version of the assignment that was read before the processes were looked at
     processes: Sequence[RunProcess] = ()  # of the cluster's jobs, on this host
     agents: Mapping[str, LastAgent] = field(default_factory=dict)  # job -> the last ended one
-    # job -> why no agent of the assigned run can be started now, as a sentence
-    obstacles: Mapping[str, str] = field(default_factory=dict)
-    # (job, run) -> since when the run is to end here, for runs that still live
-    ending_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    # the identities of the processes that have got SIGTERM
-    terminated: frozenset[tuple[int, int]] = frozenset()
+    obstacles: Mapping[str, str] = field(default_factory=dict)  # job -> why no agent can start now
+    ending_s: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (job, run) -> since
+    terminated: frozenset[tuple[int, int]] = frozenset()  # those that have got SIGTERM
     leaves: bool = False  # whether all agents are to leave, as this host leaves the cluster
     kills: bool = False  # whether the time for that is over
 
@@ -112,8 +105,7 @@ class HostDecision:
     report: HostReport  # the report to write
     starts: tuple[str, ...] = ()  # the jobs whose assigned runs get an agent, sorted
     signals: tuple[ProcessSignal, ...] = ()  # the processes that get a signal, in this order
-    # (job, run) -> since when the run is to end here; the next observation has it
-    ending_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    ending_s: Mapping[tuple[str, str], float] = field(default_factory=dict)  # for the next turn
     next_s: float | None = None  # when to decide again in any case; None: no limit runs
 
 

@@ -202,9 +202,7 @@ class ReleaseHost:
 @dataclass(frozen=True)
 class LeaseDecision:
     table: LeaseTable
-    # the names of the leases to ask for, in this order; also of those that wait and were asked for
-    # when other machines were to be avoided
-    ask: tuple[str, ...] = ()
+    ask: tuple[str, ...] = ()  # the names of leases to ask for, in this order, or to tell anew
     avoid: tuple[str, ...] = ()  # the machines that the engine is to lend for none of them, sorted
     give_back: tuple[ReleaseHost, ...] = ()
     news: tuple[tuple[str, str], ...] = ()  # sentences for the event log, each with its host or ""

@@ -173,9 +173,7 @@ class JobLifecycle(Record):
     state: LifeState = LifeState.QUEUED
     reason: str = ""  # why the job is in this state, in a sentence
     since_s: float = 0.0  # when the job entered the state
-    # the token of the present run; in a state without a run, that of the last one. Empty: the job
-    # was never started.
-    run: str = ""
+    run: str = ""  # the token of the present run, or the last one; empty: never started
     runs: int = 0  # the number of runs so far, the present one included
     result: LifeResult | None = None  # how the job has ended; None: it has not
     exit_code: int = 0  # the exit code of its last run; 0 if there is none

@@ -62,17 +62,13 @@ class ClusterPlan:
     # checks of the versions that were read. If it is refused, nothing else is done. Then the
     # `orders` are carried out.
 
-    # job -> the new record of its life; only those that change
-    lives: Mapping[str, JobLifecycle] = field(default_factory=dict)
+    lives: Mapping[str, JobLifecycle] = field(default_factory=dict)  # job -> the new one, if new
     assigned: Mapping[str, HostAssignment] = field(default_factory=dict)  # host -> the new record
     allocation: AllocationRecord | None = None  # the policy's new decision; None: it stays
     orders: tuple[Action, ...] = ()  # what runs are asked to do, in this order
     changes: tuple[JobChange, ...] = ()  # of jobs' states, in order, for the log of events
-    # job -> why it has what it has, or why it waits and where in the queue, as a sentence
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    # job -> how many of its slots are beyond the quota of its queue; only those with any. Empty in
-    # a cluster without queues.
-    surplus: Mapping[str, int] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)  # job -> why, and where in the queue
+    surplus: Mapping[str, int] = field(default_factory=dict)  # job -> slots beyond the quota
     next_s: float = 0.0  # when to plan again in any case, in seconds since 1970
 
     @property

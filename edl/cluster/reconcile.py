@@ -61,9 +61,7 @@ class RunHosts:
     slots: int = 0  # the number of slots that the run has on hosts that are not lost
     lost: tuple[str, ...] = ()  # the names of the lost hosts on which it has slots
     has_processes: bool = False  # whether a process of it may live on a host that is not lost
-    # whether no agent of it has a record, and each host that is not lost reports that no process of
-    # it lives: nobody is left who could stop it
-    is_dead: bool = False
+    is_dead: bool = False  # whether nobody is left who could stop it, by agents and hosts
     refusals: Mapping[str, str] = field(default_factory=dict)  # host -> why it takes no agent
     lost_before: str = ""  # which job that must finish before it never will, and why; empty: none
     has_others: bool = False  # whether its start has failed, and other hosts have room for it

@@ -60,9 +60,7 @@ class LeaseLimits:
     start_s: float = 300.0  # a lease that runs is given back if its host offers nothing for so long
     leave_s: float = 60.0  # for a host that is given back to leave; then the engine ends it
     stray_s: float = 60.0  # a lease that the records do not know is given back after this time
-    # the name of a former engine that lends nothing any more: its leases are dropped from the
-    # records. Empty: none.
-    forget: str = ""
+    forget: str = ""  # a former engine, gone for good, whose leases are dropped; else empty
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,7 @@ class LeaseRecord(Record):
     state: LeaseState = LeaseState.ASKED  # the engine's last word
     host: str = ""  # the host that it is, or last was, on; empty: not known
     why: str = ""  # the engine's last reason
-    # since when the engine says that it runs, and no host offers slots under it; 0: one does, or it
-    # does not run
-    silent_s: float = 0.0
+    silent_s: float = 0.0  # since when it runs without a host that offers slots; else 0
     offered_s: float = 0.0  # when its host first offered slots; 0: it never has
     idle_s: float = 0.0  # since when no job has slots there, or no host is there; else 0
     back_s: float = 0.0  # since when it is being given back; 0: it is not
@@ -184,23 +180,16 @@ class ClusterRecord(Record):
     format: int = FORMAT
     version: str = ""  # the version of edl that has created the cluster; empty: it is not known
     policy: str = "edl"  # of `edl.cluster.policies.registry`
-    # the policy's parameters by name, where they differ from the registered ones
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # that are not the registered
     interval_s: float = 30.0  # for the policy to be asked again, if nothing comes or goes
     # within this time a start must lead to a ring that trains, and a slot to a worker; longer for a
     # job that gives its first workers more time
     start_timeout_s: float = 120.0
     halt_timeout_s: float = 300.0  # for a run that was told to stop, before its processes are ended
-    # a host counts as lost when its node `offer` (what it writes while its host process lives) has
-    # been gone for this time
-    lost_after_s: float = 10.0
-    # how long a job that is to start waits for all slots that the policy gave it to be free; then
-    # it starts with those that are
-    gather_s: float = 2.0
+    lost_after_s: float = 10.0  # without an offer, after which a host counts as lost
+    gather_s: float = 2.0  # for all slots of a start to be free; then with those that are
     stuck_s: float = 60.0  # a slot not given back for so long counts no more for its host
-    # if a job had slots on a host in which no worker started, the job gets no such slots there for
-    # this time
-    limit_s: float = 300.0
+    limit_s: float = 300.0  # without slots on a host where no worker started in them
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -223,9 +212,7 @@ class ControllerRecord(Record):
     version: str = ""  # the version of edl
     format: int = FORMAT  # the format of the records that it reads and writes
     term: int = 0  # the number of its term, if it leads; 0: it does not
-    # a name of the machine and the pid namespace, so that a process there can say whether the
-    # controller has died; empty: not known
-    machine: str = ""
+    machine: str = ""  # the machine and its pid namespace, to say whether it has died; or empty
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -277,9 +264,7 @@ class HostOffer(Record):
     version: str = ""  # the version of edl there
     format: int = FORMAT  # the format of the records that `edl host` reads and writes
     port: int = 0  # where `edl host` serves the logs of its jobs; 0: it does not
-    # whether the host is about to leave the cluster: it gets no slots of jobs any more, and gives
-    # back those that it has
-    leaves: bool = False
+    leaves: bool = False  # whether it leaves soon: it gets no slots, and gives back its own
     lease: str = ""  # under which another engine lends the host; empty: none
     # the tenants whose jobs run there, each as the user that `--user` names for it; "" stands for
     # all others. It is empty of an older edl, too.
@@ -324,8 +309,7 @@ class HostAssignment(Record):
 
     # It is the only record that `edl host` obeys: it ends what is not in `jobs`.
 
-    # job -> its run and its devices. No device is in two of them.
-    jobs: Mapping[str, JobAssignment] = field(default_factory=dict)
+    jobs: Mapping[str, JobAssignment] = field(default_factory=dict)  # no device is in two
     silent_s: float = 0.0  # since when the host has had no offer; 0: it has one
     failures: Mapping[str, HostFailure] = field(default_factory=dict)  # job -> why not there
     out: str = ""  # why no job gets slots there, after failures of several; else empty
@@ -337,9 +321,7 @@ class JobReport(Record):
     agent: bool = False  # whether the agent lives
     exit_code: int | None = None  # the exit code of the last agent that has ended; None: none has
     processes: tuple[int, ...] = ()  # the process ids of the workers that live
-    # why no agent lives although one should, as a sentence, such as data that the host does not
-    # have; empty: one lives, or there is no reason yet
-    reason: str = ""
+    reason: str = ""  # why no agent lives although one should, as a sentence; else empty
     refused: bool = False  # whether no agent of the run can live there, however often it is started
 
     @property
@@ -357,8 +339,7 @@ class HostReport(Record):
     # (`JobAssignment.ends`) has no process of the run, none will ever live there again.
 
     version: int = -1  # of `assigned`, which `edl host` had read before it looked
-    # job -> what lives of it. `edl host` knows of no process of a job that is not in it.
-    jobs: Mapping[str, JobReport] = field(default_factory=dict)
+    jobs: Mapping[str, JobReport] = field(default_factory=dict)  # by name; no other lives
 
 
 @dataclass(frozen=True)
@@ -377,12 +358,8 @@ class AllocationRecord(Record):
     # what the policy keeps for its next decision, for each group of jobs that it was asked about
     # together
     state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # the rule that the policy's decision broke, as a sentence; the decision before it stands.
-    # Empty: it broke none.
-    problem: str = ""
-    # why the policy cannot be asked, as a sentence; this decision lets each job keep its slots.
-    # Empty: it was asked.
-    held: str = ""
+    problem: str = ""  # the rule that the decision broke: the one before it stands; or empty
+    held: str = ""  # why the policy cannot be asked: each job keeps its slots; else empty
 
 
 @dataclass(frozen=True)
@@ -393,8 +370,7 @@ class JobReasons(Record):
     # job -> why it has what it has, or its place in the queue and why it waits: the `reasons` of
     # `ClusterPlan`. Jobs that have ended may be left out.
     reasons: Mapping[str, str] = field(default_factory=dict)
-    # job -> how many of its slots are beyond the quota of its queue; only those with any
-    surplus: Mapping[str, int] = field(default_factory=dict)
+    surplus: Mapping[str, int] = field(default_factory=dict)  # job -> slots beyond the quota
 
     def reason(self, job: str, since_s: float) -> str:
         """Return the reason of `job`; empty if there is none, or if it is outdated."""

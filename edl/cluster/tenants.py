@@ -48,9 +48,7 @@ class TenantRecord(Record):
     sealed: str  # the key of its signatures, sealed with a key of the cluster, in base 64
     created_s: float = 0.0  # when it was made, in seconds since 1970
     by: str = ""  # the user and the machine that have made it
-    # whether the tenant was removed; the record stays while its inbox has what nobody but that
-    # tenant can remove
-    revoked: bool = False
+    revoked: bool = False  # the record stays while its inbox has what others cannot remove
 
 
 @dataclass(frozen=True)

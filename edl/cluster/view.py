@@ -158,9 +158,7 @@ class RunView:
     version: int = 0  # the version of that record
     agents: Mapping[str, AgentView] = field(default_factory=dict)  # by host, of the run
     batch: int | None = None  # the global batch that it was told to use; None: none
-    # host -> the number of workers that the run is to have there, by that record; None: one for
-    # each device
-    workers: Mapping[str, int] | None = None
+    workers: Mapping[str, int] | None = None  # by host; None: one for each device
     saves: bool = True  # whether it saves checkpoints; a run that trains has saved its first one
 
     @property
@@ -204,16 +202,13 @@ class JobMeasurements:
 @dataclass(frozen=True)
 class JobView:
     name: str
-    # the place in the order of submission; no other submission, of whatever name, has it (the
-    # `czxid` of the manifest's node)
-    order: int
+    order: int  # in the order of submission (`czxid` of the manifest); never the same twice
     manifest: JobManifest  # what was submitted
     submitted_s: float = 0.0  # in seconds since 1970; 0: at the time of the plan
     wanted: Wanted = field(default_factory=Wanted)  # what users want of the job
     life: JobLifecycle = field(default_factory=JobLifecycle)  # the default: none yet
     run: RunView | None = None  # the run that the job's own node has; None: there is no such node
-    # what is known of its training
-    measured: JobMeasurements = field(default_factory=JobMeasurements)
+    measured: JobMeasurements = field(default_factory=JobMeasurements)  # of its training
     # why the records of its run cannot be read, in a sentence; empty: they can. Then `run` is what
     # its hosts have for it.
     unreadable: str = ""
@@ -715,9 +710,7 @@ class DeviceChange(NamedTuple):
     lacking: int  # how many devices the run needs for its target beyond those that it has and keeps
     without_agent: tuple[str, ...]  # hosts of the target with devices, without an agent
     survivors: int  # how many devices the run uses now on hosts that are not lost
-    # how many devices on such hosts are assigned to the run, without those that it is to give back
-    # and does not use
-    owned: int
+    owned: int  # devices there of the run, without those that it gives back and does not use
 
     def is_too_few(self, least: int) -> bool:
         """Return whether `survivors` is 0, or `owned` is below `least`."""

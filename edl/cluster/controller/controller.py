@@ -102,10 +102,8 @@ class LeaderRecords:
     runs: Mapping[str, RunRecords]  # the records of the present or last run, by name of the job
     mark: Callable[[ClusterView], ClusterView] | None  # marks the hosts that are not lent any more
     views: JobViews  # the views of jobs that former turns have made
-    # job -> why the records of its run cannot be read, in a sentence
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-    # job -> why its session does not read now, in a sentence. No order is carried out.
-    unread: Mapping[str, str] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)  # job -> why, in a sentence
+    unread: Mapping[str, str] = field(default_factory=dict)  # the same; no order is carried out
 
     @cached_property
     def view(self) -> ClusterView:

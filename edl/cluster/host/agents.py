@@ -76,8 +76,7 @@ class StartOfRun:
     run: str  # the token of the run
     manifest: JobManifest
     secret: str = field(repr=False)  # the secret of the job
-    # the content of each secret for which the manifest asks, by name
-    secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # contents, by name
 
 
 @dataclass

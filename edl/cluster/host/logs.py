@@ -115,9 +115,7 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 @dataclass(frozen=True)
 class LogPlaces:
-    # the directory with a folder for each job, of which `logs` has the workers' logs; it lies in
-    # the state directory of edl
-    workers: Path
+    workers: Path  # a folder for each job, whose `logs` has the workers' logs
     agents: Path  # the directory with the logs of the agents of this host, one for each run
     users: JobUsers = field(default_factory=JobUsers)  # who have the logs of their workers
 

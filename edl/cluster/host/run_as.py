@@ -15,9 +15,7 @@ from typing import NamedTuple
 class UserCommand(NamedTuple):
     words: tuple[str, ...]  # the command line; the first word is the path of the program
     environment: dict[str, str]  # all its environment variables
-    # (number of the user, number of its first group, numbers of all its groups); None: the present
-    # one
-    user: tuple[int, int, tuple[int, ...]] | None
+    user: tuple[int, int, tuple[int, ...]] | None  # user, first group, all groups; or the present
 
 
 def run_as() -> None:

@@ -218,8 +218,7 @@ class SlotValues:
     left_s: Values
     batches: Sequence[int]  # by the number of slots: that which makes most progress
     deviation: float = 0.0  # of the logarithm of a speed, by its error; 0: none is known
-    # the means of its step times over decisions, if each errs by itself; else empty
-    readings: Means = field(default_factory=dict)
+    readings: Means = field(default_factory=dict)  # means over decisions, if any are kept
 
     @property
     def is_rigid(self) -> bool:

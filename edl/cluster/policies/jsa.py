@@ -205,8 +205,7 @@ class JobScaling:
     # the relative throughput by the number of slots: `rates[k]` is that of k slots, and minus
     # infinity where the job cannot have k slots, as for `rates[0]`
     rates: list[float] = field(default_factory=lambda: [-math.inf])
-    # the global batch, in samples, by the number of slots; 0 where `rates` is minus infinity
-    batches: list[int] = field(default_factory=lambda: [0])
+    batches: list[int] = field(default_factory=lambda: [0])  # the global batch of k slots, or 0
 
     def add(self, rate: float, batch: int) -> None:
         if rate > -math.inf and not self.least:
