@@ -35,8 +35,6 @@ JOB = JobView("j", 3, MANIFEST, 0.0, Wanted(), JobLifecycle())
 
 
 class Leader:
-    """The leader of the cluster `lab`, with its two sessions."""
-
     def __init__(self, hosts: str, name: str) -> None:
         self.session, self.runs = Session(hosts, 2.0), FencedSession(hosts, 2.0)
         self.session.start()
@@ -64,7 +62,6 @@ class Leader:
         return None if found is None else found.view
 
     def catches_up(self) -> None:
-        """Hear of all that other sessions have written."""
         self.runs.call("catch up", lambda client: client.sync_async("/"))
 
     def close(self) -> None:
@@ -81,7 +78,6 @@ def leader(zk_hosts: str) -> Iterator[Leader]:
 
 @pytest.fixture
 def job(zk_hosts: str) -> Iterator[JobStore]:
-    """Yield the job in a session of one of its processes."""
     with Session(zk_hosts, 2.0, access=Access("j", SECRET)) as session:
         yield JobStore(session, "j")
 

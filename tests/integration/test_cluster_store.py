@@ -74,7 +74,6 @@ def manifest(name: str = "digits", **changes: Any) -> JobManifest:
 
 @pytest.fixture
 def lab(zk_hosts: str) -> Iterator[Session]:
-    """Start a session that has created the cluster `lab`."""
     with Session(zk_hosts, session_timeout_s=2.0) as one:
         assert create_cluster(one, LAB, ClusterRecord(policy="fifo"))
         yield one
@@ -87,7 +86,6 @@ def store(lab: Session) -> ClusterStore:
 
 @pytest.fixture
 def other(lab: Session, zk_hosts: str) -> Iterator[ClusterStore]:
-    """Open the cluster in another session."""
     with Session(zk_hosts, session_timeout_s=2.0) as one:
         yield ClusterStore(open_cluster(one, LAB), by="you@there")
 

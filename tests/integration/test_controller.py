@@ -36,7 +36,6 @@ LAB = Access("lab", new_secret())
 
 @pytest.fixture
 def cluster(shell: Shell) -> Shell:
-    """Return a shell with the secret of the cluster `lab`."""
     shell.environment["EDL_SECRET"] = LAB.secret
     return shell
 
@@ -62,15 +61,12 @@ def until_state(store: ClusterStore, job: str, state: LifeState) -> JobView:
 
 
 def leading(store: ClusterStore, controllers: list[Running]) -> Running:
-    """Wait until one of the controllers leads, and return it."""
     by_pid = {one.process.pid: one for one in controllers}
     until(lambda: store.snapshot().leader.get("pid") in by_pid, WAIT_S)
     return by_pid[store.snapshot().leader["pid"]]
 
 
 def until_slots(host: HandHost, **slots: int) -> None:
-    """Wait until the jobs train with so many workers each, and have no other devices."""
-
     def is_so() -> bool:
         [view] = host.store.snapshot().hosts
         owned = {job: len(one.devices) for job, one in view.assigned.jobs.items()}

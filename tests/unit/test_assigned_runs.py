@@ -18,8 +18,6 @@ from edl.zookeeper.reads import Read
 
 
 class FakeSession:
-    """A session that keeps what it has proved."""
-
     def __init__(self) -> None:
         self.identities: list[Access] = []
         self.connected = True
@@ -52,8 +50,6 @@ def test_the_session_is_replaced_when_it_has_proved_many_identities(
 
 
 class FakeJobs:
-    """The jobs of a cluster, of which one has been assigned."""
-
     def __init__(self) -> None:
         self.asked = 0
 

@@ -51,8 +51,6 @@ LIMITS = LeaseLimits(Shape(2), max_hosts=3, idle_s=30.0, start_s=100.0)
 
 @dataclass
 class Loan:
-    """A cluster, an engine that does what it is told, and the time."""
-
     limits: LeaseLimits = LIMITS
     now_s: float = 1000.0
     table: LeaseTable = field(default_factory=LeaseTable)
@@ -67,13 +65,11 @@ class Loan:
         self.jobs[name] = JobView(name, order, Request(max=slots, **request))  # type: ignore[arg-type]
 
     def host(self, name: str, lease: str = "", *jobs: str, **offered: Any) -> None:
-        """Let a host offer two slots, of which jobs have some."""
         assigned = HostAssignment({job: JobAssignment("r", (n,)) for n, job in enumerate(jobs)})
         offer = HostOffer(2, lease=lease, **offered)
         self.hosts[name] = HostView(name, offer, assigned=assigned, report=HostReport())
 
     def runs(self, lease: str, host: str, *jobs: str) -> None:
-        """Let the engine start a lease on a host, which offers its slots."""
         self.engine[lease] = HostLease(RUNNING, host)
         self.host(host, lease, *jobs)
 
@@ -84,7 +80,6 @@ class Loan:
         return ClusterView(jobs, hosts, settings, queues=self.queues)
 
     def decide(self, answers: bool = True) -> LeaseDecision:
-        """Decide and write, but carry nothing out."""
         answer = self.engine if answers else None
         self.offers = own_offers(self.view, self.offers, self.now_s)
         view = with_offers(self.view, self.offers)
@@ -93,20 +88,17 @@ class Loan:
         return found
 
     def turn(self, after_s: float = 0.0) -> LeaseDecision:
-        """Decide some time later, write, and let the engine queue what is asked for."""
         self.now_s += after_s
         found = self.decide()
         self.engine |= {name: HostLease(ASKED) for name in found.ask}
         return found
 
     def lent(self, name: str) -> bool:
-        """Return whether jobs may get slots of a host."""
         hosts = with_leases(self.view, self.table).hosts
         return next(one for one in hosts if one.name == name).takes_slots
 
 
 def with_host(*jobs: str) -> Loan:
-    """Return a cluster with one lease, whose host is there."""
     loan = Loan()
     for job in jobs or ("a",):
         loan.job(job)
@@ -260,7 +252,6 @@ def test_nothing_is_asked_for_a_job_that_a_host_could_not_help() -> None:
 
 
 def lacking(loan: Loan, host: str = "n1") -> Loan:
-    """Add job b, which could not start on a lent host that lacks its files."""
     loan.job("b", required_paths={"/data/": "the job's data /data/"})
     reason = f"{LACKS}the job's data /data/"
     failure = HostFailure(loan.jobs["b"].order, reason, loan.now_s, False)
@@ -283,7 +274,6 @@ def with_lent_host() -> Loan:
 
 
 def without_hosts_of(loan: Loan) -> Loan:
-    """Let the idle host be given back, and be gone."""
     loan.turn()
     assert loan.turn(30).give_back == (ReleaseHost("l1", 60.0),)
     loan.hosts.clear()

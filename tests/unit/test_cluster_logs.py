@@ -165,7 +165,6 @@ class Worker:
         self.reads = 0
 
     def answer(self, *request: object) -> tuple[int, bytes]:
-        """Return the answer of `edl host` to a request, whose path is the last but one argument."""
         path = str(request[-2])
         if "?" not in path:
             return 200, json.dumps({"w0": bytes_in(self.log)}).encode()
@@ -179,7 +178,6 @@ class Worker:
 
 
 def reader_of(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> ClusterJobLogs:
-    """Return a reader of the log of ``worker``, w0 of job j on host h, which has looked."""
     monkeypatch.setattr("edl.cluster.client.logs.send_change", worker.answer)
     monkeypatch.setattr("edl.cluster.client.logs.choose_job", Mock(side_effect=UnknownJob("j")))
     access = Access("lab", "0" * 64)

@@ -22,7 +22,6 @@ HALTING, HALTED, ENDED = LifeState.HALTING, LifeState.HALTED, LifeState.ENDED
 
 
 def settled(*slots: int, policy: str = "max_min", **jobs: dict[str, object]) -> World:
-    """Return a cluster in which all these jobs train, and nothing is left to do."""
     world = running(*slots, policy=policy, **jobs)
     world.rounds(3)
     return world
@@ -809,8 +808,6 @@ def test_the_policy_chooses_the_batch_where_it_may() -> None:
 
 @dataclass(frozen=True)
 class Greedy:
-    """A policy that gives what there is not."""
-
     def __call__(self, cluster: ClusterState) -> Allocation:
         return Allocation({cluster.jobs[0].name: (("h0", 99),)}, {})
 

@@ -147,7 +147,6 @@ def test_nothing_is_removed_in_what_takes_the_place_of_the_directory(
     remove = shutil.rmtree
 
     def swap(path: str, *rest: object, **options: Any) -> None:
-        """Remove ``path``, after another user has put a link in the place of the directory."""
         if not root.is_symlink():
             root.rename(tmp_path / "moved")
             root.symlink_to(tmp_path / "home")

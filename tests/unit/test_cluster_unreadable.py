@@ -129,7 +129,6 @@ class Nodes:
 
 
 def run_of(name: str) -> dict[str, bytes]:
-    """Return the nodes of a run of the job `name`, by path."""
     p = JobPaths(name)
     spec = JobManifest(name, ("x",), 1, 2, cwd="/").job_spec("")
     records = {p.job: Job(name, spec).to_json(), p.assigned: {}, p.status: {}, p.learned: {}}

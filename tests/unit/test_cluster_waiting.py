@@ -28,8 +28,6 @@ AWAY = ZooKeeperUnreachable("z:1", 10.0)
 
 
 class Jobs:
-    """Answers with one of ``answers`` after the other, and with the last one again and again."""
-
     def __init__(self, *answers: JobView | Exception) -> None:
         self._answers: Iterator[JobView | Exception] = iter(answers)
         self._last = answers[-1]
@@ -47,7 +45,6 @@ def wait(
     until: JobCondition = JobCondition.ENDS,
     timeout_s: float | None = None,
 ) -> list[str]:
-    """Return the states and reasons that were told, and the last state."""
     told: list[ClusterJobStatus] = []
     store: Any = SimpleNamespace(jobs=Jobs(*answers), leader=SimpleNamespace(reasons=JobReasons))
     end = wait_for_job(store, "digits", until, timeout_s, told.append, NOW)

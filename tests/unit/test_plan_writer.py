@@ -18,8 +18,6 @@ from edl.zookeeper.election import Write
 
 
 class Leader:
-    """A leader of a world in memory, whose ZooKeeper takes no transaction above ``most_bytes``."""
-
     def __init__(self, world: World, most_bytes: int) -> None:
         self.world = world
         self.most_bytes = most_bytes
@@ -37,7 +35,6 @@ class Leader:
         return True
 
     def round(self) -> ClusterPlan:
-        """One turn of the leader, then of all others."""
         world, leader = self.world, self.world.leader
         world.reads_jobs(leader)
         read: Any = SimpleNamespace(
