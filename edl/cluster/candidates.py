@@ -113,7 +113,7 @@ def live_model(job: JobView, now_s: float, models: StepTimeModels | None = None)
     models = models or StepTimeModels()
     measured, hints = job.measured, job.manifest.hints
     batch, batching = batch_of(job), batching_of(job)
-    samples = speed_samples(measured, hints, batching)
+    samples = tuple(one for one, _ in sourced_samples(measured, hints, batching))
     left = measured.left
     if left is None and hints.steps is not None:
         left = max(0.0, float(hints.steps - measured.done_steps)) * batch
@@ -155,13 +155,6 @@ def batching_of(job: JobView) -> Batching:
     steps = job.measured.steps
     # A script that reads its own data: as many samples of a worker as were measured last.
     return job.measured.batching or Batching(max(1, round(steps[-1].batch)) if steps else 1)
-
-
-def speed_samples(
-    measured: JobMeasurements, hints: PolicyHints, batching: Batching
-) -> tuple[StepTimeSample, ...]:
-    """Return all known step times of a job: measured ones, then those of curves."""
-    return tuple(one for one, _ in sourced_samples(measured, hints, batching))
 
 
 class ThroughputSource(StrEnum):

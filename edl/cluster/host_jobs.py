@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from edl.cluster.records import LACKS, HostAssignment, HostReport, JobReport
@@ -220,11 +220,14 @@ def _starts(
     if seen.kills or strangers:
         return (), []
     starts, times = [], []
-    for job in missing_agents(assigned, seen.processes):
-        if seen.leaves and (job, assigned.jobs[job].run) not in runs:
+    have_agents = {one.of_run for one in seen.processes if one.is_agent}
+    for job, entry in sorted(assigned.jobs.items()):
+        if entry.ends or (job, entry.run) in have_agents:
+            continue
+        if seen.leaves and (job, entry.run) not in runs:
             continue  # only workers that live need an agent, with which they leave
         last = seen.agents.get(job)
-        if last is not None and last.run == assigned.jobs[job].run:
+        if last is not None and last.run == entry.run:
             if last.is_final:
                 continue
             if now_s < last.again_s(limits):
@@ -233,15 +236,6 @@ def _starts(
         if job not in seen.obstacles:
             starts.append(job)
     return tuple(starts), times
-
-
-def missing_agents(assigned: HostAssignment, processes: Iterable[RunProcess]) -> tuple[str, ...]:
-    have = {one.of_run for one in processes if one.is_agent}
-    return tuple(
-        job
-        for job, entry in sorted(assigned.jobs.items())
-        if not entry.ends and (job, entry.run) not in have
-    )
 
 
 def _reports(

@@ -103,18 +103,6 @@ def due_event(
     return None
 
 
-def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLifecycle:
-    changes = job.life.failed(now_s, due.counts) if due.failed else {}
-    if due.event is LifeEvent.RESUME:
-        changes = {"tries": 0, "failures": 0, "not_before_s": 0.0}
-    run = job.present_run
-    if run is not None and run.state.over:
-        changes["exit_code"] = run.exit_code
-    # The reason may repeat what the job's processes have written, and the record must fit into a
-    # node of ZooKeeper.
-    return job.life.after(due.event, excerpt(due.reason), now_s, **changes)
-
-
 def _due_at_start(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
@@ -361,22 +349,16 @@ def stop_runs(builder: PlanBuilder) -> None:
         if run.token != life.run or not life.state.has_run:
             builder.orders.append(StopRun(job.name, run.token, False, life.reason))
         elif life.state is LifeState.HALTING:
-            why = _why_not_saved(builder, job)
+            facts, why = builder.facts(job), None
+            if builder.is_late_to_stop(job):
+                why = f"it did not stop within {builder.settings.halt_timeout_s:g} s"
+            elif not facts.slots:
+                why = "no host was left on which it could save a checkpoint"
+            elif facts.is_dead:
+                why = "no process of it was left, so its last checkpoint may be missing"
             if why is not None or run.state is not JobState.STOPPING:
                 reason = why or life.reason
                 builder.orders.append(StopRun(job.name, run.token, why is None, reason))
-
-
-def _why_not_saved(builder: PlanBuilder, job: JobView) -> str | None:
-    """Return why the run of `job`, which halts, is over at once; None: it saves a checkpoint."""
-    facts = builder.facts(job)
-    if builder.is_late_to_stop(job):
-        return f"it did not stop within {builder.settings.halt_timeout_s:g} s"
-    if not facts.slots:
-        return "no host was left on which it could save a checkpoint"
-    if facts.is_dead:
-        return "no process of it was left, so its last checkpoint may be missing"
-    return None
 
 
 def _goes_on(builder: PlanBuilder, job: JobView, entry: JobAssignment) -> bool:
@@ -438,7 +420,15 @@ def _begin(builder: PlanBuilder, job: JobView) -> None:
 
 
 def _happen(builder: PlanBuilder, job: JobView, due: PendingEvent, facts: RunHosts) -> None:
-    life = life_after(due, job, builder.now_s)
+    changes = job.life.failed(builder.now_s, due.counts) if due.failed else {}
+    if due.event is LifeEvent.RESUME:
+        changes = {"tries": 0, "failures": 0, "not_before_s": 0.0}
+    run = job.present_run
+    if run is not None and run.state.over:
+        changes["exit_code"] = run.exit_code
+    # The reason may repeat what the job's processes have written, and the record must fit into a
+    # node of ZooKeeper.
+    life = job.life.after(due.event, excerpt(due.reason), builder.now_s, **changes)
     if due.event is LifeEvent.TRAIN:
         start_s = max(0.0, builder.now_s - job.life.since_s)
         life = replace(life, profile_until_s=profile_end_s(job, builder.now_s), start_s=start_s)
@@ -556,7 +546,7 @@ def _place(builder: PlanBuilder, job: JobView, run: RunView, target: Mapping[str
         builder.table.give(host, job.name, run.token, count - own)
     found = next_devices(job, run, target, builder.table, builder.lost, _gathers(builder, job))
     lost = sorted(builder.lost.intersection(entries))
-    if lost and found.is_too_few(job.min_slots):
+    if lost and (not found.survivors or found.owned < job.min_slots):
         slots = f"{counted(found.survivors, 'slot')} of at least {job.min_slots}"
         builder.stop(job, f"{slots} are left without {', '.join(lost)}, and no others are free")
         return

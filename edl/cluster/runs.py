@@ -120,7 +120,21 @@ class RunReader:
             self.unreadable.pop(name, None)
         jobs = [JobPaths(name) for name in self._open(secrets)]
         self._behind -= secrets.keys() - {paths.name for paths in jobs}
-        groups = self._answers([self._reads(paths) for paths in jobs])
+        every = []
+        for paths in jobs:
+            wake = self._changed_jobs.wake(paths.name)
+            every.append(
+                [
+                    get(paths.job, wake),
+                    children(paths.run, wake),
+                    # Before the agents, as edl.cluster.view demands.
+                    get(paths.assigned, wake),
+                    get(paths.desired, wake),
+                    get(paths.generation, wake),
+                    children(paths.hosts, wake),
+                ]
+            )
+        groups = self._answers(every)
         reads = [
             [
                 get(f"{paths.hosts}/{name}", self._changed_jobs.wake(paths.name))
@@ -178,18 +192,6 @@ class RunReader:
             half = len(groups) // 2
             return self._answers(groups[:half]) + self._answers(groups[half:])
         return [[next(answers) for _ in one] for one in groups]
-
-    def _reads(self, paths: JobPaths) -> list[Read]:
-        wake = self._changed_jobs.wake(paths.name)
-        return [
-            get(paths.job, wake),
-            children(paths.run, wake),
-            # Before the agents, as edl.cluster.view demands.
-            get(paths.assigned, wake),
-            get(paths.desired, wake),
-            get(paths.generation, wake),
-            children(paths.hosts, wake),
-        ]
 
     def _open(self, secrets: Mapping[str, str]) -> list[str]:
         """Prove the secrets of jobs; return the names of those that exist and that they open."""

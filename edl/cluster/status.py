@@ -22,7 +22,6 @@ from edl.cluster.plan import ClusterPlan
 from edl.cluster.queues import QueueStatus, queue_statuses
 from edl.cluster.records import ControllerRecord, Goal, HostOffer, HostReport
 from edl.cluster.view import ClusterView, HostView, JobView
-from edl.policy.step_time import StepTime
 from edl.record import Record
 
 
@@ -316,6 +315,8 @@ class SchedulerHints(Record):
 def scheduler_hints(job: JobView, now_s: float) -> SchedulerHints:
     sizes, model, measured = job.manifest.allowed_sizes, live_model(job, now_s), job.measured
     noise, batch, limit = measured.noise_scale, model.smallest_batch, job.manifest.batch
+    known_noise = noise if noise is not None and math.isfinite(noise) else None
+    step_time = model.step_time
     sources = sourced_samples(measured, job.manifest.hints, batching_of(job))
     sizes_measured = [one.workers for one, it in sources if it is ThroughputSource.MEASURED]
     return SchedulerHints(
@@ -324,7 +325,7 @@ def scheduler_hints(job: JobView, now_s: float) -> SchedulerHints:
         max=sizes.max_np,
         sizes=tuple(sizes.sizes),
         np=job.manifest.requested_np,
-        noise_scale=noise if noise is not None and math.isfinite(noise) else None,
+        noise_scale=known_noise,
         samples_left=model.left,
         throughput=throughput_curve(job, job.life.slots, now_s),
         sched_hints=SchedHints(
@@ -334,28 +335,20 @@ def scheduler_hints(job: JobView, now_s: float) -> SchedulerHints:
             maxBatchSize=limit.max if limit is not None and limit.set_by_policy else None,
             maxProfiledReplicas=max(sizes_measured, default=0),
             gradientAccumulation=False,
-            gradParams=grad_params(noise, batch),
-            perfParams=perf_params(model.step_time) if model.samples else None,
+            # For a batch of s times the smallest one b, AdaptDL's efficiency
+            # (var + norm) / (var / s + norm) / s is edl's (noise scale + b) / (noise scale + s b)
+            # if var / norm is the noise scale over b.
+            gradParams=None if known_noise is None else GradParams(1.0, known_noise / batch),
+            perfParams=PerfParams(
+                alpha_c=step_time.compute_s,
+                beta_c=step_time.each_sample_s,
+                alpha_n=step_time.far_reduce_s,
+                beta_n=step_time.each_far_worker_s,
+                alpha_r=step_time.reduce_s,
+                beta_r=step_time.each_worker_s,
+                gamma=step_time.overlap,
+            )
+            if model.samples
+            else None,
         ),
-    )
-
-
-def grad_params(noise_scale: float | None, batch: int) -> GradParams | None:
-    """Return the noise of the gradients so that AdaptDL's efficiency is edl's."""
-    if noise_scale is None or not math.isfinite(noise_scale):
-        return None
-    # For a batch of s times the smallest one b, AdaptDL's (var + norm) / (var / s + norm) / s is
-    # edl's (noise scale + b) / (noise scale + s b) if var / norm is the noise scale over b.
-    return GradParams(1.0, noise_scale / batch)
-
-
-def perf_params(fitted: StepTime) -> PerfParams:
-    return PerfParams(
-        alpha_c=fitted.compute_s,
-        beta_c=fitted.each_sample_s,
-        alpha_n=fitted.far_reduce_s,
-        beta_n=fitted.each_far_worker_s,
-        alpha_r=fitted.reduce_s,
-        beta_r=fitted.each_worker_s,
-        gamma=fitted.overlap,
     )

@@ -993,27 +993,24 @@ class ClusterTenants(ClusterPart):
             raise UsageError(f"{self._nodes.what} has no tenant {name!r}{has}")
         if not found[name].revoked:
             self._check_gone(name)
-            self._revoke(name, found[name])
+            p, revoked = self._paths, replace(found[name], revoked=True)
+            event = self._events.new(ClusterEventKind.TENANT, f"tenant {name} was removed")
+
+            def build(transaction: TransactionRequest) -> None:
+                transaction.set_data(p.tenant(name), encode(revoked.to_json()))
+                for path in (p.tenant_jobs(name), p.responses(name), p.tenant_view(name)):
+                    transaction.delete(path)  # without them no job of it can be submitted any more
+
+            try:
+                self._events.transact(f"remove tenant {name}", event, build)
+            except Refused as refused:
+                raise CoordinationError(
+                    f"tenant {name} was not removed: {refused}; try again"
+                ) from refused
         try:
             return self._clean(name)
         except NoNodeError:  # another process was faster
             return 0
-
-    def _revoke(self, name: str, about: TenantRecord) -> None:
-        p = self._paths
-        event = self._events.new(ClusterEventKind.TENANT, f"tenant {name} was removed")
-
-        def build(transaction: TransactionRequest) -> None:
-            transaction.set_data(p.tenant(name), encode(replace(about, revoked=True).to_json()))
-            for path in (p.tenant_jobs(name), p.responses(name), p.tenant_view(name)):
-                transaction.delete(path)  # without them no job of it can be submitted any more
-
-        try:
-            self._events.transact(f"remove tenant {name}", event, build)
-        except Refused as refused:
-            raise CoordinationError(
-                f"tenant {name} was not removed: {refused}; try again"
-            ) from refused
 
     def _clean(self, name: str) -> int:
         inbox, access = self._paths.inbox(name), self._nodes.access

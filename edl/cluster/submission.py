@@ -200,7 +200,7 @@ def _checked_queue(store: ClusterStore, manifest: JobManifest, owner: JobOwner |
 
 
 ANSWER_S = 10.0  # that a request waits for the leader's answer
-LOOK_S = 0.05  # between two looks for the answer
+POLL_S = 0.05  # between two polls for the answer
 
 
 class TenantNodes(ClusterNodes):
@@ -333,7 +333,7 @@ class TenantJobs(ClusterJobs):
                 raise UsageError(found.refused)
             if found is not None:
                 return found.job
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         raise CoordinationError(
             f"no controller of cluster {cluster} has answered for {ANSWER_S:g} s; the request is "
             "in ZooKeeper, and will be carried out when one leads"

@@ -712,10 +712,6 @@ class DeviceChange(NamedTuple):
     survivors: int  # how many devices the run uses now on hosts that are not lost
     owned: int  # devices there of the run, without those that it gives back and does not use
 
-    def is_too_few(self, least: int) -> bool:
-        """Return whether `survivors` is 0, or `owned` is below `least`."""
-        return self.survivors == 0 or self.owned < least
-
 
 def next_devices(
     job: JobView,
@@ -763,9 +759,9 @@ def _by_host(devices: Collection[tuple[str, int]]) -> Devices:
 
 MAX_STEPS = 200  # kept of a job, the newest
 # The code of a job may write any number. What policies compute with must not overflow, or be 0.
-MOST = 1e12  # workers, hosts, samples, steps, samples a second
+MAX_VALUE = 1e12  # workers, hosts, samples, steps, samples a second
 MAX_WORKERS = 10**6
-LEAST = 1e-9  # samples of a worker in a step, samples a second
+MIN_VALUE = 1e-9  # samples of a worker in a step, samples a second
 
 
 @dataclass(frozen=True)
@@ -812,9 +808,9 @@ def measurements(
     status, noise = run.status, run.status.noise_scale
     return found, replace(
         known,
-        left=status.left if status.left is not None and 0 <= status.left <= MOST else None,
-        done_steps=status.step if 0 <= status.step <= MOST else 0,
-        global_batch=status.global_batch if 0 <= status.global_batch <= MOST else 0,
+        left=status.left if status.left is not None and 0 <= status.left <= MAX_VALUE else None,
+        done_steps=status.step if 0 <= status.step <= MAX_VALUE else 0,
+        global_batch=status.global_batch if 0 <= status.global_batch <= MAX_VALUE else 0,
         noise_scale=noise if noise is not None and noise >= 0 else None,
         batching=_batching_of_steps(run.learned),
     )
@@ -825,15 +821,15 @@ def _samples(learned: ScalingProfile) -> tuple[StepTimeSample, ...]:
     return tuple(
         StepTimeSample(workers, one.hosts, one.batch, one.batch * workers / one.samples_per_s)
         for workers, one in learned.by_batch
-        if 1 <= workers <= MOST and 1 <= one.hosts <= MOST
-        if LEAST <= one.samples_per_s <= MOST and LEAST <= one.batch <= MOST
+        if 1 <= workers <= MAX_VALUE and 1 <= one.hosts <= MAX_VALUE
+        if MIN_VALUE <= one.samples_per_s <= MAX_VALUE and MIN_VALUE <= one.batch <= MAX_VALUE
     )
 
 
 def _batching_of_steps(learned: ScalingProfile) -> Batching | None:
     """Return the sizes of the batches of a step: of all whose gradients a worker adds up for it."""
     batching, times = learned.batching, learned.step_batches
-    if batching is None or not 1 <= times <= MOST:
+    if batching is None or not 1 <= times <= MAX_VALUE:
         return None
     least, most = batching.batch_range
     whole = replace(
@@ -844,7 +840,7 @@ def _batching_of_steps(learned: ScalingProfile) -> Batching | None:
         batch_range=(least * times, most * times),
         chosen=batching.chosen * times,
     )
-    return whole if 1 <= whole.of_all(1) <= whole.of_all(MAX_WORKERS) <= MOST else None
+    return whole if 1 <= whole.of_all(1) <= whole.of_all(MAX_WORKERS) <= MAX_VALUE else None
 
 
 def _curve(steps: Iterable[StepTimeSample]) -> dict[int, float]:

@@ -188,7 +188,7 @@ def reader_of(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> ClusterJobLogs
     store.jobs.log_access.return_value = access
     store.hosts.list.return_value = [host]
     reader = ClusterJobLogs(store, "j", None)
-    reader.look()
+    reader.poll()
     return reader
 
 
@@ -208,7 +208,7 @@ def test_an_event_of_a_newer_edl_leaves_the_others(
     )
     run = SimpleNamespace(events=events, snapshot=lambda: Snapshot(make_job()))
     monkeypatch.setattr("edl.cluster.client.logs.choose_job", lambda *_, **__: run)
-    reader.look()
+    reader.poll()
     assert reader.tails == {"w7": "last\n"}
 
 

@@ -120,20 +120,18 @@ class ClusterJobLogs:
     """A reader of the logs of a job's workers on all hosts; it remembers how far each was read."""
 
     def __init__(self, store: ClusterStore, job: str, worker: str | None) -> None:
-        access = store.nodes.session.access
-        assert access is not None
         self._store = store
-        self._access: Access = access
+        self._access = store.nodes.access
         self._job = store.jobs.full_name(job)
         self._signs = store.jobs.log_access(job)
         self._worker = worker
         self._hosts: Mapping[str, HostLogs] = {}
         self._logs: list[HostedLog] = []
         self._places: dict[HostedLog, LogPlace] = {}
-        self._sizes: dict[HostedLog, int] = {}  # by the last look, in bytes
-        # the names of all logs of workers that there are, by the last `look`
+        self._sizes: dict[HostedLog, int] = {}  # by the last poll, in bytes
+        # the names of all logs of workers that there are, by the last `poll`
         self.names: tuple[str, ...] = ()
-        self.silent: dict[str, str] = {}  # host -> why it was not read, of the last `look`
+        self.silent: dict[str, str] = {}  # host -> why it was not read, of the last `poll`
         # worker -> the end of its output, of workers of the last run that have ended
         self.tails: dict[str, str] = {}
 
@@ -141,7 +139,7 @@ class ClusterJobLogs:
     def found(self) -> bool:
         return bool(self._logs)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         offers = {host.name: host.offer for host in self._store.hosts.list()}
         self._hosts = {
             name: HostLogs(name, offer, self._signs)
@@ -229,7 +227,7 @@ def log_ends(
     if not life.run:
         raise UsageError(f"job {job} has not started yet, so it has no logs: it is {life.state}")
     reader = ClusterJobLogs(store, job, worker)
-    reader.look()
+    reader.poll()
     found, left = [], MAX_BYTES
     for log in reader.logs:
         if left < last_bytes:

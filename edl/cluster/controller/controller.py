@@ -440,7 +440,7 @@ SESSION_S = 2.0  # a controller that is silent for so long does not lead any mor
 # On a machine that is too busy for that, a controller would read a large cluster again and again,
 # and lose its session meanwhile. So after each session that it has lost it asks for twice as long.
 MAX_SESSION_S = 16.0
-LOOK_S = 5.0  # the longest time between two looks, though nothing is seen to change
+POLL_S = 5.0  # the longest time between two reads, though nothing is seen to change
 FOLLOW_S = 0.25  # the same of a controller that does not lead: so soon it notices a death
 REST_S = 0.5  # the longest rest after a turn, which else is as long as the turn took
 AGAIN_S = 0.5  # between two tries while ZooKeeper is away
@@ -541,11 +541,11 @@ class Controller:
             return AGAIN_S
         except EdlError as error:
             self._say_once(f"cannot plan: {error}")
-            return LOOK_S
+            return POLL_S
         except Exception as error:  # whatever a policy does: jobs go on, and the next turn may work
             logger.exception("a turn has failed")
             self._say_once(f"cannot plan: {error!r}; the log has more")
-            return LOOK_S
+            return POLL_S
 
     def _begin(self, store: ClusterStore, leadership: Leadership) -> ControllerTerm:
         self._end_term()
@@ -666,8 +666,8 @@ class ControllerTerm:
             self._leases.turn(replace(read.view, hosts=tuple(hosts)), now_s)
         if not found.acts or time.monotonic() - self._removed_s >= BUSY_S:
             self._tidy(read)
-        look_s = AGAIN_S if read.unread else LOOK_S
-        return max(0.0, min(look_s, tell_s, found.next_s - self._now_s()))
+        poll_s = AGAIN_S if read.unread else POLL_S
+        return max(0.0, min(poll_s, tell_s, found.next_s - self._now_s()))
 
     def _plan(self, read: LeaderRecords, now_s: float) -> ClusterPlan:
         settings = read.snapshot.settings

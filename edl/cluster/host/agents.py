@@ -202,7 +202,7 @@ class HostAgents:
                     found.append(one)
         return tuple(found)
 
-    def look(
+    def observe(
         self, assigned: HostAssignment, found: Iterable[RunProcess], now_s: float
     ) -> Mapping[str, LastAgent]:
         agents = [one for one in found if one.is_agent]

@@ -353,7 +353,7 @@ class HostDaemon:
         seen = HostObservation(
             version,
             found,
-            self._agents.look(assigned, found, now_s),
+            self._agents.observe(assigned, found, now_s),
             {},
             self._ending_s,
             self._terminated & {one.identity for one in found},
@@ -427,8 +427,8 @@ class HostDaemon:
     ) -> None:
         for order in decision.signals:
             signal_process(order)
-        told = {order.process.identity for order in decision.signals if not order.kill}
-        self._terminated = terminated | told
+        signalled = {order.process.identity for order in decision.signals if not order.kill}
+        self._terminated = terminated | signalled
         self._ending_s = decision.ending_s
         for job in decision.starts:
             try:
@@ -561,8 +561,7 @@ class HostSettings:
 
 def run_host_daemon(store: ClusterStore, own: HostSettings, say: Callable[[str], None]) -> None:
     host, cluster, session = own.settings.host, store.paths.name, store.nodes.session
-    access = session.access
-    assert access is not None
+    access = store.nodes.access
     mark = host_mark(access.secret, cluster, host)
     lock = HostLock(mark)
     if not lock.take():

@@ -190,7 +190,7 @@ def _written_s(log: Path) -> float:
 
 MAX_WAIT_S = 20.0
 MAX_WAITING = 64  # requests that wait at once; further ones get what is there
-LOOK_S = 0.3  # how often a log is looked at for which a request waits
+POLL_S = 0.3  # of a log for which a request waits
 
 
 class LogServer(DaemonServer):
@@ -264,7 +264,7 @@ class LogServer(DaemonServer):
                 if content or part.missed or not waits:
                     break
                 place = part.file, part.next
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
         except OSError:
             return Response(404)  # it was removed meanwhile, or is not the user's
         finally:

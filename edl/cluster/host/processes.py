@@ -195,7 +195,7 @@ class Slices:
         self._group = f"edl-{_digest(mark)}"
         self._slots: dict[Run, int] = {}  # for which the limits of a run are set
         self._failed: dict[Run, str] = {}  # why they could not be set
-        self._has_looked = False
+        self._has_listed = False
 
     def limit(self, slots: Mapping[Run, int]) -> None:
         for run, count in slots.items():
@@ -241,8 +241,8 @@ class Slices:
             os.close(descriptor)
 
     def keep_only(self, runs: Collection[Run]) -> None:
-        if not self._has_looked:  # an earlier `edl host` may have left some
-            self._has_looked = True
+        if not self._has_listed:  # an earlier `edl host` may have left some
+            self._has_listed = True
             known = {self._name(run) for run in (*runs, *self._slots)}
             words = ("list-units", "--all", "--type=slice", "--plain", "--no-legend")
             listed = _run(("systemctl", *words, f"{self._group}-*.slice"))
