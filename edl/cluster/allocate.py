@@ -170,9 +170,7 @@ def profiled_slots(
 # `ask_protecting` does so, group by group; each is a cluster of its own (see `allocate`).
 
 
-Targets = dict[str, Mapping[str, int]]
-
-"""Job -> host -> number of slots."""
+Targets = dict[str, Mapping[str, int]]  # job -> host -> number of slots
 
 
 @dataclass

@@ -146,9 +146,7 @@ def _take(free: dict[str, int], wanted: int) -> Placement:
 # slots: a slot is given back before, and never in exchange for, another one.
 
 
-Slots = Mapping[str, int]
-
-"""Node -> number of slots there; no number is 0."""
+Slots = Mapping[str, int]  # node -> number of slots there; no number is 0
 
 
 @dataclass(frozen=True)

@@ -172,9 +172,7 @@ def _process(pid: int, environment: bytes, mark: str) -> RunProcess | None:
     return RunProcess(pid, started, job, run, attempt_id, b"\0" + words + b"\0" in line)
 
 
-Run = tuple[str, str]
-
-"""The name of a job and the token of one of its runs."""
+Run = tuple[str, str]  # the name of a job and the token of one of its runs
 
 BOOTED = Path("/run/systemd/system")  # it exists where systemd runs the machine
 ASK_S = 10.0  # for systemd to answer
