@@ -284,18 +284,9 @@ class RequestAuthenticator:
     def __init__(self, secret: str, cluster: str, tls: bool) -> None:
         self.signatures = Authenticator(api_key(secret, cluster), limits=LIMITS)
         self.signatures.worker = AUDIENCE  # the nonce says for which process a signature is
-        self._secret = secret
-        self._cluster = cluster
-        self._tls = tls
-
-    def check_token(self, token: str) -> None:
-        if not self._tls:
-            raise self.unsigned("bearer tokens are accepted over TLS only; sign the request")
-        end_s = token_end_s(self._secret, self._cluster, token)
-        if end_s is None:
-            raise self.unsigned("the bearer token is not one of this cluster's")
-        if end_s <= time.time():
-            raise self.unsigned("the bearer token has expired; `edl cluster token` makes another")
+        self.secret = secret
+        self.cluster = cluster
+        self.tls = tls
 
     def unsigned(self, message: str) -> HttpError:
         """Return the refusal of a request whose sender is not known, with a nonce to sign with."""
@@ -310,7 +301,15 @@ async def who(request: Request) -> Caller:
     given = request.headers.get("authorization", "")
     scheme, _, token = given.partition(" ")
     if scheme.lower() == BEARER.lower():
-        authenticator.check_token(token.strip())
+        if not authenticator.tls:
+            why = "bearer tokens are accepted over TLS only; sign the request"
+            raise authenticator.unsigned(why)
+        end_s = token_end_s(authenticator.secret, authenticator.cluster, token.strip())
+        if end_s is None:
+            raise authenticator.unsigned("the bearer token is not one of this cluster's")
+        if end_s <= time.time():
+            why = "the bearer token has expired; `edl cluster token` makes another"
+            raise authenticator.unsigned(why)
     elif not given:
         raise authenticator.unsigned("the request is not signed; sign it with the nonce given here")
     elif authenticator.signatures.accepts(given, request.method, target_of(request), body):

@@ -120,9 +120,11 @@ class ClusterEvents(EventLogNodes[ClusterEvent]):
         parent = path.rpartition("/")[0]
         for _ in range(ATTEMPTS):
             answer, above = self._nodes.read(get(path), exists(parent))
+            if above is None:
+                raise self._nodes.unknown()
             if (new := change(answer)) is None:
                 return False
-            if answer is None and above is not None and above.numChildren >= MAX_NAMED:
+            if answer is None and above.numChildren >= MAX_NAMED:
                 raise UsageError(
                     f"{self._nodes.what} has {MAX_NAMED} {word}s, and may have no more; delete "
                     f"some with `edl {word} delete`"
@@ -132,22 +134,15 @@ class ClusterEvents(EventLogNodes[ClusterEvent]):
                 transaction: TransactionRequest,
                 data: bytes = encode(new[0].to_json()),
                 old: Any = answer,
-                is_first: bool = above is None,
             ) -> None:
-                if is_first:  # a cluster of an earlier version of edl
-                    transaction.create(parent)
                 if old is None:
                     transaction.create(path, data)
                 else:
                     transaction.set_data(path, data, old[1].version)
 
-            try:
+            with suppress(Refused):  # others have changed the node meanwhile
                 self.transact(f"set a {word}", new[1], build)
-            except Refused as refused:
-                if above is None and not isinstance(refused.error, NodeExistsError):
-                    raise self._nodes.unknown() from None
-                continue  # others have changed the node meanwhile
-            return True
+                return True
         raise self._nodes.changed_too_often(path)
 
     def remove(self, path: str, word: str, event: ClusterEvent) -> bool:
@@ -922,8 +917,8 @@ class ClusterTenants(ClusterPart):
         if not is_tenant_name(name):
             raise UsageError(f"{name!r} cannot be the name of a tenant: {SHOWN}")
         p, access, secret = self._paths, self._nodes.access, new_secret()
-        parent, jobs = self._nodes.read(exists(p.tenants))[0], self._nodes.names(p.jobs)
-        if parent is not None and parent.numChildren >= MAX_TENANTS:
+        jobs, others = self._nodes.names(p.jobs), self._nodes.names(p.tenants)
+        if len(others) >= MAX_TENANTS:
             raise UsageError(f"{self._nodes.what} has {MAX_TENANTS} tenants, and may have no more")
         if taken := sorted(job for job in jobs if tenant_of(job, {name})):
             raise UsageError(
@@ -938,8 +933,6 @@ class ClusterTenants(ClusterPart):
         reads, creates = readable(access, identity), readable(access, identity, create=True)
 
         def build(transaction: TransactionRequest) -> None:
-            if parent is None:  # a cluster of an earlier version of edl
-                transaction.create(p.tenants)
             transaction.create(p.tenant(name), encode(stored.to_json()))
             inbox = encode({"identity": str(access.acl[0].id.id)})
             transaction.create(p.inbox(name), inbox, acl=creates)

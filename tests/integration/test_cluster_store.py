@@ -457,13 +457,6 @@ class TestSecrets:
         store.secrets.delete("wandb-token")
         assert submit_job(store, asks, "night-7") == "digits", "it was submitted"
 
-    def test_a_cluster_of_an_earlier_edl_can_keep_them(self, store: ClusterStore) -> None:
-        store.nodes.session.call("test", lambda c: c.delete_async(store.paths.secrets))
-        assert store.snapshot().secrets == frozenset()
-        assert store.secrets.names() == ()
-        assert store.secrets.set("a", b"x")
-        assert store.snapshot().secrets == {"a"}
-
 
 class TestQueues:
     def test_they_are_set_read_and_deleted(self, store: ClusterStore) -> None:
@@ -531,13 +524,6 @@ class TestQueues:
         )
         with pytest.raises(UsageError, match="no queue 'prod', which job digits names; it has dev"):
             submit_job(store, manifest(queue="prod"))
-
-    def test_a_cluster_of_an_earlier_edl_can_have_them(self, store: ClusterStore) -> None:
-        store.nodes.session.call("test", lambda c: c.delete_async(store.paths.queues))
-        assert store.snapshot().queues == store.queues.records() == {}
-        submit_job(store, manifest())
-        store.queues.change("prod", lambda queue: queue)
-        assert list(store.snapshot().queues) == ["prod"]
 
 
 class TestHosts:

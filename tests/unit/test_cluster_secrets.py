@@ -210,7 +210,7 @@ def test_they_go_when_the_run_has_ended_here(tmp_path: Path, agents: HostAgents)
     line = "edl host: an agent starts\n" + json.dumps(over.to_json())
     (tmp_path / "agents/j-r1.log").write_text(line)
     assigned = HostAssignment({"j": JobAssignment("r1", (0,))})
-    agents.look(assigned, [], 9.0)
+    agents.observe(assigned, [], 9.0)
     assert not left(assigned.jobs["j"])
 
 
