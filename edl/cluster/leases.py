@@ -171,14 +171,14 @@ def _order(labels: _Labels) -> tuple[int, list[tuple[str, str]]]:
 
 
 def _counts(
-    job: JobView, cluster: ClusterView, limits: LeaseLimits, own: Mapping[_Labels, int]
+    job: JobView, cluster: ClusterView, limits: LeaseLimits, free: Mapping[_Labels, int]
 ) -> bool:
     labels = job.manifest.labels.items()
     if not job.wants_slots or not labels <= limits.shape.labels.items():
         return False
     if tenant_of(job.name, cluster.tenants):
         return False  # lent hosts run without --user
-    room = sum(count for offered, count in own.items() if labels <= offered)
+    room = sum(count for offered, count in free.items() if labels <= offered)
     if job.min_slots > room + limits.max_hosts * limits.shape.slots:
         return False
     if cluster.lacking_on_lent(job):
@@ -410,20 +410,20 @@ class _LeaseBuilder:
         else:
             self._leases[name] = record
 
-    def _end(self, name: str, record: LeaseRecord, host: HostView | None, why: str) -> None:
+    def _end(self, name: str, record: LeaseRecord, host: HostView | None, reason: str) -> None:
         """Forget a lease that has ended; not while its host still offers slots under its name."""
         if host is not None:
             if not record.is_over:
-                self.note(f"{name} has ended, but edl host lives on", why, host.name)
-            self._leases[name] = replace(record, is_over=True, state=LeaseState.ENDED, why=why)
+                self.note(f"{name} has ended, but edl host lives on", reason, host.name)
+            self._leases[name] = replace(record, is_over=True, state=LeaseState.ENDED, why=reason)
             return
         asked = record.back_s or record.leaves  # of the host to leave
         if not asked and (not record.offered_s or self._now_s - record.offered_s < SOON_S):
-            self._fail(name, why or "the engine does not say why", record.host)
+            self._fail(name, reason or "the engine does not say why", record.host)
         elif record.back_s:
             self.note(f"{name} has been given back", "", record.host)
         elif not record.is_over:
-            self.note(f"{name} has ended", why, record.host)
+            self.note(f"{name} has ended", reason, record.host)
 
     def return_strays(self) -> None:
         for name, lease in sorted(self._answer.items()):
@@ -435,7 +435,7 @@ class _LeaseBuilder:
 
     # --- what is asked for and given back
 
-    def ask_for(self, needed: int, why: str) -> None:
+    def ask_for(self, needed: int, reason: str) -> None:
         """Ask for as many further hosts as are needed, unless the last ones came to nothing."""
         alive = sum(
             one.lease_holds or (one.state is LeaseState.ASKED and not (one.back_s or one.is_over))
@@ -462,7 +462,7 @@ class _LeaseBuilder:
             )
             self._ask.append(name)
         slots = counted(self._limits.shape.slots, "slot")
-        self._news.append((f"asks for {counted(count, 'host')} with {slots} each: {why}", ""))
+        self._news.append((f"asks for {counted(count, 'host')} with {slots} each: {reason}", ""))
 
     def return_surplus(self, needed: int) -> None:
         """Give back what is idle and not needed: what waits in a queue first, then the longest."""
@@ -547,17 +547,17 @@ class _LeaseBuilder:
             table, tuple(self._ask), self._avoid, tuple(self._back), tuple(self._news)
         )
 
-    def _fail(self, name: str, why: str, host: str) -> None:
+    def _fail(self, name: str, reason: str, host: str) -> None:
         if not self._failures or _number(name) > self._failed_to:
             self._failures += 1
             self._failed_to = self._last
         rest_s = min(MAX_REST_S, FIRST_REST_S * 2.0 ** min(self._failures - 1, 10))
         self._not_before_s = self._now_s + rest_s
-        self._why = f"{name} came to nothing: {why}"
+        self._why = f"{name} came to nothing: {reason}"
         self._news.append((f"{self._why}; the next one waits {rest_s:g} s", host))
 
-    def note(self, what: str, why: str, host: str) -> None:
-        self._news.append((f"{what}: {why}" if why else what, host))
+    def note(self, what: str, reason: str, host: str) -> None:
+        self._news.append((f"{what}: {reason}" if reason else what, host))
 
 
 # ------------------------------------------------------------

@@ -203,8 +203,8 @@ class ClusterNodes(Nodes[ClusterPaths]):
         """Return the error for a job that this cluster does not have; its text names its jobs."""
         return UnknownJob(job, tuple(sorted(self.names(self.paths.jobs))), "edl submit")
 
-    def check_administrator(self, what: str) -> None:
-        """Raise a UsageError if the session is a tenant's, who may not do `what`, a verb."""
+    def check_administrator(self, action: str) -> None:
+        """Raise a UsageError if the session is a tenant's, who may not do `action`, a verb."""
 
     def check_session(self) -> None:
         access = self.session.access

@@ -172,14 +172,14 @@ def _holders(builder: PlanBuilder, job: JobView) -> str:
     return f"; {', '.join(most)}{others}" if most else ""
 
 
-def _next_s(builder: PlanBuilder, found: ClusterPlan) -> float:
+def _next_s(builder: PlanBuilder, planned: ClusterPlan) -> float:
     """Return when to plan again even if nothing changes until then, in seconds since 1970."""
     settings, now_s = builder.settings, builder.now_s
     times = [*builder.times_s, builder.allocation.at_s + settings.interval_s]
-    if found.acts:
+    if planned.acts:
         times.append(now_s + AGAIN_S)
     for host in builder.cluster.hosts:
-        record = found.assigned.get(host.name, host.assigned)
+        record = planned.assigned.get(host.name, host.assigned)
         times += [record.silent_s + settings.lost_after_s] if record.silent_s else []
         times += [one.at_s + FAILED_S for one in record.failures.values()]
         waits = [entry for entry in record.jobs.values() if entry.leaving or entry.ends]
@@ -211,7 +211,7 @@ class PlannedEvent(NamedTuple):
     slots: Mapping[str, int] | None = None  # by host; None: it is another kind of event
 
 
-def plan_events(view: ClusterView, found: ClusterPlan) -> list[PlannedEvent]:
+def plan_events(view: ClusterView, planned: ClusterPlan) -> list[PlannedEvent]:
     return [
         *(
             PlannedEvent(
@@ -219,25 +219,27 @@ def plan_events(view: ClusterView, found: ClusterPlan) -> list[PlannedEvent]:
                 f"{one.before} -> {one.after}: {one.reason}",
                 job=one.job,
                 state=one.after,
-                result=found.lives[one.job].result if one.after is LifeState.ENDED else None,
+                result=planned.lives[one.job].result if one.after is LifeState.ENDED else None,
             )
-            for one in found.changes
+            for one in planned.changes
         ),
-        *_slots(view, found),
-        *_hosts(view, found),
+        *_slots(view, planned),
+        *_hosts(view, planned),
     ]
 
 
-def _slots(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
+def _slots(view: ClusterView, planned: ClusterPlan) -> Iterator[PlannedEvent]:
     before = {host.name: host.assigned for host in view.hosts}
-    after = {**before, **found.assigned}
-    names = {name for host in found.assigned for one in (before, after) for name in one[host].jobs}
+    after = {**before, **planned.assigned}
+    names = {
+        name for host in planned.assigned for one in (before, after) for name in one[host].jobs
+    }
     for job in sorted(names):
         had, has = _devices(before, job), _devices(after, job)
         if had != has:
             where = "; ".join(f"{host}: {_described(entry)}" for host, entry in has.items())
             reason = f"slots {where}" if where else "no slots"
-            why = found.reasons.get(job, "")
+            why = planned.reasons.get(job, "")
             yield PlannedEvent(
                 ClusterEventKind.SLOTS,
                 f"{reason}: {why}" if why else reason,
@@ -263,8 +265,8 @@ def _described(entry: JobAssignment) -> str:
     return " ".join(filter(None, (keeps, f"(gives back {leaves})" if leaves else "")))
 
 
-def _hosts(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
-    for name, after in found.assigned.items():
+def _hosts(view: ClusterView, planned: ClusterPlan) -> Iterator[PlannedEvent]:
+    for name, after in planned.assigned.items():
         host = view.host_named[name]
         if bool(host.assigned.silent_s) != bool(after.silent_s):
             why = f"host {name} offers nothing any more"
@@ -303,11 +305,13 @@ class PlanPart(NamedTuple):
     hosts: tuple[str, ...]  # the hosts whose assignments are written, sorted
 
 
-def plan_parts(view: ClusterView, found: ClusterPlan) -> list[PlanPart]:
-    """Return the parts of the plan `found`, which was made from `view`; first those of a job."""
+def plan_parts(view: ClusterView, planned: ClusterPlan) -> list[PlanPart]:
+    """Return the parts of the plan `planned`, which was made from `view`; first those of a job."""
     # A graph of jobs and hosts; its connected parts are written apart.
-    near: dict[tuple[str, str], set[tuple[str, str]]] = {("job", job): set() for job in found.lives}
-    for name, after in found.assigned.items():
+    near: dict[tuple[str, str], set[tuple[str, str]]] = {
+        ("job", job): set() for job in planned.lives
+    }
+    for name, after in planned.assigned.items():
         host = ("host", name)
         near.setdefault(host, set())
         for job in _changed_jobs(view, name, after):
@@ -320,26 +324,26 @@ def plan_parts(view: ClusterView, found: ClusterPlan) -> list[PlanPart]:
             if (member := waiting.pop()) in near:
                 members.append(member)
                 waiting += near.pop(member)
-        jobs = [name for kind, name in members if kind == "job" and name in found.lives]
+        jobs = [name for kind, name in members if kind == "job" and name in planned.lives]
         hosts = [name for kind, name in members if kind == "host"]
         parts.append(PlanPart(tuple(sorted(jobs)), tuple(sorted(hosts))))
     return sorted(parts, key=lambda part: (bool(part.hosts), part))
 
 
 def without_parts(
-    view: ClusterView, found: ClusterPlan, left_out: Iterable[PlanPart]
+    view: ClusterView, planned: ClusterPlan, left_out: Iterable[PlanPart]
 ) -> ClusterPlan:
     hosts = {host for part in left_out for host in part.hosts}
     jobs = {job for part in left_out for job in part.jobs}
     for host in hosts:
-        jobs |= _changed_jobs(view, host, found.assigned[host])
+        jobs |= _changed_jobs(view, host, planned.assigned[host])
     return replace(
-        found,
-        lives={job: life for job, life in found.lives.items() if job not in jobs},
-        assigned={host: one for host, one in found.assigned.items() if host not in hosts},
+        planned,
+        lives={job: life for job, life in planned.lives.items() if job not in jobs},
+        assigned={host: one for host, one in planned.assigned.items() if host not in hosts},
         # A run is told what to do only after the records say so.
-        orders=tuple(order for order in found.orders if order.job not in jobs),
-        changes=tuple(change for change in found.changes if change.job not in jobs),
+        orders=tuple(order for order in planned.orders if order.job not in jobs),
+        changes=tuple(change for change in planned.changes if change.job not in jobs),
     )
 
 

@@ -303,7 +303,7 @@ class JobViews:
         self._made = {name: made for name, made in self._made.items() if name in names}
 
 
-def _unreadable_view(job: JobView, hosts: Iterable[HostView], why: str) -> JobView:
+def _unreadable_view(job: JobView, hosts: Iterable[HostView], reason: str) -> JobView:
     # It seems to go on with the devices that hosts have for it. To stop, it has no run: its hosts
     # end its processes.
     life, run = job.life, None
@@ -313,10 +313,10 @@ def _unreadable_view(job: JobView, hosts: Iterable[HostView], why: str) -> JobVi
             for host, entry in _entries(job, hosts).items()
         }
         run = RunView(life.run, trains=life.state is LifeState.RUNNING, devices=devices, version=-1)
-    return replace(job, run=run, unreadable=why)
+    return replace(job, run=run, unreadable=reason)
 
 
-def _unread_view(job: JobView, hosts: Iterable[HostView], why: str) -> JobView:
+def _unread_view(job: JobView, hosts: Iterable[HostView], reason: str) -> JobView:
     # It seems to go on with all its devices, also those that it may have given back.
     life, run = job.life, None
     if life.state.has_run:
@@ -328,7 +328,7 @@ def _unread_view(job: JobView, hosts: Iterable[HostView], why: str) -> JobView:
             devices={host: entry.devices for host, entry in _entries(job, hosts).items()},
             version=-1,
         )
-    return replace(job, run=run, unreadable=why, is_unread=True)
+    return replace(job, run=run, unreadable=reason, is_unread=True)
 
 
 def _entries(job: JobView, hosts: Iterable[HostView]) -> dict[str, JobAssignment]:

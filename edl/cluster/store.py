@@ -361,14 +361,14 @@ class ClusterLeader:
         self._nodes = nodes
         self._paths = nodes.paths
 
-    def election(self, candidate: str, about: Mapping[str, Any]) -> Election:
+    def election(self, candidate: str, details: Mapping[str, Any]) -> Election:
         self._nodes.check_session()
         return Election(
             self._nodes.session,
             self._paths.election,
             candidate,
             leader_path=self._paths.leader,
-            record=about,
+            record=details,
             missing=self._nodes.unknown,
         )
 
@@ -504,8 +504,8 @@ class ClusterSettings(ClusterPart):
         self._nodes.check_administrator("change the settings of the cluster")
         path = self._paths.cluster
 
-        def changed(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], ClusterEvent]:
-            before = found[path]
+        def changed(values: Mapping[str, Values]) -> tuple[Mapping[str, Values], ClusterEvent]:
+            before = values[path]
             settings = ClusterRecord.from_json(before)
             check_settings(self._nodes.paths.name, settings)
             after = change(settings).to_json()
@@ -789,10 +789,10 @@ class ClusterJobs(ClusterPart):
     def _change_wanted(self, job: str, change: Callable[[Wanted, JobLifecycle], Wanted]) -> Wanted:
         wanted, life = self._paths.wanted(job), self._paths.life(job)
 
-        def changed(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], ClusterEvent]:
+        def changed(values: Mapping[str, Values]) -> tuple[Mapping[str, Values], ClusterEvent]:
             before, state = (
-                Wanted.from_json(found[wanted]),
-                JobLifecycle.from_json(found.get(life, {})),
+                Wanted.from_json(values[wanted]),
+                JobLifecycle.from_json(values.get(life, {})),
             )
             after = change(before, state)
             check_change(job, state, before, after)
@@ -968,13 +968,13 @@ class ClusterTenants(ClusterPart):
         paths = {name: self._paths.tenant(name) for name in names}
         return self._nodes.records(TenantRecord, paths, wake)
 
-    def key(self, name: str, about: TenantRecord) -> str | None:
-        key = unseal(self._key, name, base64.b64decode(about.sealed))
+    def key(self, name: str, stored: TenantRecord) -> str | None:
+        key = unseal(self._key, name, base64.b64decode(stored.sealed))
         # None: it was sealed with another secret of the cluster.
         return None if key is None else key.decode()
 
-    def owner(self, name: str, about: TenantRecord) -> JobOwner:
-        return JobOwner(name, readable(self._nodes.access, about.identity))
+    def owner(self, name: str, stored: TenantRecord) -> JobOwner:
+        return JobOwner(name, readable(self._nodes.access, stored.identity))
 
     def delete(self, name: str) -> int:
         """Remove a tenant; return how many nodes of its inbox stay, and so its name taken."""

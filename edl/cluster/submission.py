@@ -214,10 +214,10 @@ class TenantNodes(ClusterNodes):
         path = self.paths.tenant_view(self.tenant)
         return TenantView.from_json(content(path, self.read(get(path))[0]))
 
-    def check_administrator(self, what: str) -> None:
+    def check_administrator(self, action: str) -> None:
         raise UsageError(
-            f"tenant {self.tenant} may not {what}; that needs the secret of the cluster, which its "
-            "administrator has"
+            f"tenant {self.tenant} may not {action}; that needs the secret of the cluster, which "
+            "its administrator has"
         )
 
     def check_session(self) -> None:

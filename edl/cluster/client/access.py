@@ -120,10 +120,10 @@ def user_here() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _meant(found: list[Access], secret: str | None) -> list[Access]:
+def _meant(accesses: list[Access], secret: str | None) -> list[Access]:
     given = secret or config.load().secret
-    opened = [access for access in found if access.secret == given]
-    return opened if len(opened) == 1 else found
+    opened = [access for access in accesses if access.secret == given]
+    return opened if len(opened) == 1 else accesses
 
 
 def _unknown_secret(name: str, secret: str | None) -> str:

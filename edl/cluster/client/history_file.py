@@ -336,16 +336,16 @@ def _write_jobs(db: sqlite3.Connection, jobs: Mapping[int, JobHistoryState]) -> 
     )
 
 
-def _write_rest(db: sqlite3.Connection, found: EventOutcome) -> None:
+def _write_rest(db: sqlite3.Connection, outcome: EventOutcome) -> None:
     db.executemany(
         "INSERT INTO intervals VALUES (?, ?, ?, ?, ?, ?)",
         (
             (one.submission, one.job, one.host, one.slots, one.begin_s, one.end_s)
-            for one in found.intervals
+            for one in outcome.intervals
         ),
     )
-    if found.audit is not None:
-        one = found.audit
+    if outcome.audit is not None:
+        one = outcome.audit
         row = one.number, one.job, one.time_s, json.dumps(one.to_json())
         db.execute("INSERT OR REPLACE INTO audit VALUES (?, ?, ?, ?)", row)
 

@@ -224,12 +224,12 @@ class PlanWriter:
         self._say = say
         self._said = ""
 
-    def write(self, read: LeaderRecords, found: ClusterPlan) -> tuple[ClusterPlan, Events] | None:
-        """Write the plan `found` and its events; return what was written, None: plan again."""
-        events = plan_events(read.view, found)
+    def write(self, read: LeaderRecords, planned: ClusterPlan) -> tuple[ClusterPlan, Events] | None:
+        """Write the plan `planned` and its events; return what was written, None: plan again."""
+        events = plan_events(read.view, planned)
         fitting, left_out = [], []
-        for part in plan_parts(read.view, found):
-            writes = self._of_part(read, found, part, events)
+        for part in plan_parts(read.view, planned):
+            writes = self._of_part(read, planned, part, events)
             if byte_count(writes) > MAX_BYTES:
                 left_out.append(part)
             else:
@@ -243,24 +243,24 @@ class PlanWriter:
             self._say(sentence)
         self._said = sentence
         if left_out:
-            found = without_parts(read.view, found, left_out)
-            events = plan_events(read.view, found)
+            planned = without_parts(read.view, planned, left_out)
+            events = plan_events(read.view, planned)
         every = list(fitting)
-        if found.allocation is not None:
+        if planned.allocation is not None:
             version = read.snapshot.allocation_version
-            every.insert(0, [allocation_write(self._store.paths, found.allocation, version)])
-        rest = (one for one in events if one.job not in found.lives)
+            every.insert(0, [allocation_write(self._store.paths, planned.allocation, version)])
+        rest = (one for one in events if one.job not in planned.lives)
         every += [[write] for write in self._of_events(rest)]
         if all(self._writer.commit(writes) for writes in _transactions(every)):
-            return found, events
+            return planned, events
         # A record has changed meanwhile; of several transactions the first ones may be written.
         return None
 
     def _of_part(
-        self, read: LeaderRecords, found: ClusterPlan, part: PlanPart, events: Events
+        self, read: LeaderRecords, planned: ClusterPlan, part: PlanPart, events: Events
     ) -> list[Write]:
         paths, jobs = self._store.paths, read.job_named
-        lives = {name: found.lives[name] for name in part.jobs}
+        lives = {name: planned.lives[name] for name in part.jobs}
         return [
             *(life_write(paths, jobs[name], life) for name, life in lives.items()),
             # before the job is assigned to hosts, which need its secret
@@ -270,7 +270,7 @@ class PlanWriter:
                 if life.run and name not in read.secrets
             ),
             *(
-                assigned_write(paths, read.view.host_named[one], found.assigned[one])
+                assigned_write(paths, read.view.host_named[one], planned.assigned[one])
                 for one in part.hosts
             ),
             *self._of_events(one for one in events if one.job in lives),
@@ -456,7 +456,7 @@ class Controller:
         self,
         hosts: str,
         access: Access,
-        about: ControllerRecord,
+        record: ControllerRecord,
         say: Say,
         connect_timeout_s: float = 10.0,
         lender: tuple[Fleet, LeaseLimits] | None = None,
@@ -464,7 +464,7 @@ class Controller:
         self._lender = lender
         self._runner: FleetRunner | None = None
         self._access = access
-        self._about = about
+        self._about = record
         self._say = say
         self._said = ""
         self._wakeup = Wakeup()
@@ -634,10 +634,10 @@ class ControllerTerm:
         self._removed_s = time.monotonic()  # when ended jobs were removed last
         self._tidied_s = 0.0  # by the monotonic clock
 
-    def begin(self, about: ControllerRecord) -> None:
+    def begin(self, record: ControllerRecord) -> None:
         event = self._store.events.new(
             ClusterEventKind.LEADER,
-            f"{about} leads in term {self.number}, with edl {about.version}",
+            f"{record} leads in term {self.number}, with edl {record.version}",
         )
         self._writer.commit([event_write(self._store.paths, event)])
 
@@ -702,9 +702,9 @@ class ControllerTerm:
         why = self.run_sessions.unreadable, self.run_sessions.unread
         return LeaderRecords(snapshot, secrets, kept, runs, mark, self._views, *why)
 
-    def _carry_out(self, read: LeaderRecords, found: ClusterPlan) -> None:
+    def _carry_out(self, read: LeaderRecords, planned: ClusterPlan) -> None:
         deadline_s = time.monotonic() + ORDERS_S
-        for order in sorted(found.orders, key=lambda one: bool(self._refused.get(one.job))):
+        for order in sorted(planned.orders, key=lambda one: bool(self._refused.get(one.job))):
             if time.monotonic() >= deadline_s:
                 return
             if order.job in read.unread:

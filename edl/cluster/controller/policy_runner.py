@@ -205,14 +205,14 @@ class PolicyProcess:
 def _exchange(
     connection: Connection,
     cluster: ClusterState,
-    found: queue.SimpleQueue[Mapping[str, Any] | None],
+    answers: queue.SimpleQueue[Mapping[str, Any] | None],
 ) -> None:
-    """Send a question to the child, and put its answer into `found`; None: it has hung up."""
+    """Send a question to the child, and put its answer into `answers`; None: it has hung up."""
     answer = None
     with suppress(EOFError, OSError):  # it has ended, or was killed by another thread
         connection.send(cluster)
         answer = msgspec.json.decode(connection.recv_bytes())
-    found.put(answer)
+    answers.put(answer)
 
 
 def _serve(connection: Connection) -> None:
@@ -260,11 +260,11 @@ class PolicyRunner:
     def worked(self) -> None:
         self._why = ""
 
-    def failed(self, why: str) -> KeepAllocation:
-        if why != self._why:
-            self._say(f"jobs keep their slots: {why}")
-        self._why, self._rests_until_s = why, time.monotonic() + self._rest_s
-        return KeepAllocation(why)
+    def failed(self, reason: str) -> KeepAllocation:
+        if reason != self._why:
+            self._say(f"jobs keep their slots: {reason}")
+        self._why, self._rests_until_s = reason, time.monotonic() + self._rest_s
+        return KeepAllocation(reason)
 
     def close(self) -> None:
         process, self._process = self._process, None

@@ -81,7 +81,7 @@ class TenantRequests:
     def serve(
         self,
         hosts: Sequence[HostView],
-        found: ClusterPlan,
+        planned: ClusterPlan,
         lives: Mapping[str, JobLifecycle],
         now_s: float,
     ) -> float:
@@ -89,11 +89,11 @@ class TenantRequests:
         if not tenants:
             return float("inf")
         left_s = min(self._serve(name, about, now_s) for name, about in tenants.items())
-        return min(left_s, self._tell(tenants, hosts, found, lives, now_s))
+        return min(left_s, self._tell(tenants, hosts, planned, lives, now_s))
 
     # --- requests
 
-    def _serve(self, tenant: str, about: TenantRecord, now_s: float) -> float:
+    def _serve(self, tenant: str, record: TenantRecord, now_s: float) -> float:
         inbox = self._nodes.read(children(self._paths.inbox(tenant), self._wake))[0] or ()
         waiting = sorted(set(inbox), key=lambda node: (request_number(node) or 0, node))
         waiting = [node for node in waiting if f"{tenant}/{node}" not in self._stuck]
@@ -109,17 +109,17 @@ class TenantRequests:
                     self._writer.commit([self._event(tenant, reason)])
                     self._rates[tenant] = replace(rate, is_logged=True)
                 return max(0.0, rate.began_s + MINUTE_S - now_s)
-            self._take_or_drop(tenant, about, node)
+            self._take_or_drop(tenant, record, node)
         if len(waiting) > AT_ONCE:
             return 0.0
         is_tried = any(f"{tenant}/{node}" in self._failures for node in waiting)
         return AGAIN_S if is_tried else float("inf")
 
-    def _take_or_drop(self, tenant: str, about: TenantRecord, node: str) -> None:
+    def _take_or_drop(self, tenant: str, record: TenantRecord, node: str) -> None:
         """Carry out one request; remove it from the inbox if that fails for a reason of its own."""
         entry = f"{tenant}/{node}"
         try:
-            self._take(tenant, about, node)
+            self._take(tenant, record, node)
         except LeadershipLost:
             raise
         except RequestLost:
@@ -135,9 +135,9 @@ class TenantRequests:
             self._drop_surely(tenant, node, f"it cannot be carried out ({type(error).__name__})")
         self._failures.pop(entry, None)
 
-    def _drop_surely(self, tenant: str, node: str, why: str) -> None:
+    def _drop_surely(self, tenant: str, node: str, reason: str) -> None:
         try:
-            self._drop(tenant, node, why)
+            self._drop(tenant, node, reason)
         except LeadershipLost:
             raise
         except Exception:
@@ -166,8 +166,8 @@ class TenantRequests:
         rate = self._rates[tenant]
         self._rates[tenant] = replace(rate, count=rate.count + 1)
 
-        def answer(job: str, why: str = "") -> list[Write]:
-            after = responses.with_response(request.id, shown(why), job).to_json()
+        def answer(job: str, reason: str = "") -> list[Write]:
+            after = responses.with_response(request.id, shown(reason), job).to_json()
             return [
                 Write(f"{p.inbox(tenant)}/{node}", {}, delete=True),
                 Write(p.responses(tenant), after, kept[1].version),
@@ -192,13 +192,13 @@ class TenantRequests:
     def _carry_out(
         self,
         tenant: str,
-        about: TenantRecord,
+        record: TenantRecord,
         request: TenantRequest,
         answer: Callable[[str], list[Write]],
     ) -> str:
         """Do what a tenant asks for and may, and answer it; return why it was refused, or ""."""
         try:
-            job, change = self._change(tenant, about, request)
+            job, change = self._change(tenant, record, request)
             # As a client of the administrator would; the event says for whom. The change, the
             # answer and the removal of the request are one transaction, which the term fences.
             nodes = RequestNodes(self._nodes, self._writer, answer(job))
@@ -212,12 +212,12 @@ class TenantRequests:
         return ""
 
     def _change(
-        self, tenant: str, about: TenantRecord, request: TenantRequest
+        self, tenant: str, record: TenantRecord, request: TenantRequest
     ) -> tuple[str, Callable[[ClusterStore], object]]:
         if request.verb is TenantVerb.SUBMIT:
             manifest = self._manifest(tenant, request)
             key = f"tenant {tenant} {request.key or request.id}"
-            owner = self._tenants.owner(tenant, about)
+            owner = self._tenants.owner(tenant, record)
             return manifest.name, lambda store: submit_job(store, manifest, key, owner)
         if request.verb is TenantVerb.DELETE:
             return request.job, lambda store: store.jobs.delete(request.job, request.submitted_s)
@@ -249,9 +249,9 @@ class TenantRequests:
             )
         return manifest
 
-    def _drop(self, tenant: str, node: str, why: str) -> None:
+    def _drop(self, tenant: str, node: str, reason: str) -> None:
         path = f"{self._paths.inbox(tenant)}/{node}"
-        writes = [Write(path, {}, delete=True), *self._refusal_event(tenant, why)]
+        writes = [Write(path, {}, delete=True), *self._refusal_event(tenant, reason)]
         if not self._writer.commit(writes):
             self._stuck.add(f"{tenant}/{node}")
 
@@ -277,7 +277,7 @@ class TenantRequests:
         self,
         tenants: Mapping[str, Any],
         hosts: Sequence[HostView],
-        found: ClusterPlan,
+        planned: ClusterPlan,
         lives: Mapping[str, JobLifecycle],
         now_s: float,
     ) -> float:
@@ -285,8 +285,8 @@ class TenantRequests:
         living = [job for job, life in lives.items() if life.state is not LifeState.ENDED]
         offers = {host.name: host.offer for host in hosts if host.offer is not None}
         places = {name: (one.address, one.port) for name, one in offers.items() if one.port}
-        left_s, reasons = float("inf"), cut_reasons(found.reasons)
-        for tenant, view in views(living, tenants, reasons, found.surplus, now_s).items():
+        left_s, reasons = float("inf"), cut_reasons(planned.reasons)
+        for tenant, view in views(living, tenants, reasons, planned.surplus, now_s).items():
             at_s, told = self._told.get(tenant, (0.0, TenantView()))
             view = replace(view, hosts=places)
             newest_s = max((lives[job].since_s for job in view.reasons), default=0.0)

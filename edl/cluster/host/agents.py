@@ -203,9 +203,9 @@ class HostAgents:
         return tuple(found)
 
     def observe(
-        self, assigned: HostAssignment, found: Iterable[RunProcess], now_s: float
+        self, assigned: HostAssignment, processes: Iterable[RunProcess], now_s: float
     ) -> Mapping[str, LastAgent]:
-        agents = [one for one in found if one.is_agent]
+        agents = [one for one in processes if one.is_agent]
         living = {one.job: one.run for one in agents}
         for one in agents:
             known = self._known.get(one.job)
@@ -234,8 +234,8 @@ class HostAgents:
         except OSError as error:
             logger.warning("old logs cannot be removed: %s", error)
 
-    def tidy(self, assigned: HostAssignment, found: Iterable[RunProcess]) -> None:
-        runs = {one.of_run for one in found} | self._going_on(assigned)
+    def tidy(self, assigned: HostAssignment, processes: Iterable[RunProcess]) -> None:
+        runs = {one.of_run for one in processes} | self._going_on(assigned)
         self._secret_files.keep_only(runs)
         if self._slices is not None:
             self._slices.keep_only(runs)

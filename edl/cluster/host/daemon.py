@@ -499,10 +499,10 @@ class HostDaemon:
         return self._signals > 1 or now_s - self._left_s >= limit_s
 
     def _has_left(
-        self, assigned: HostAssignment | None, found: tuple[RunProcess, ...], now_s: float
+        self, assigned: HostAssignment | None, processes: tuple[RunProcess, ...], now_s: float
     ) -> bool:
         """Return whether the host has left: nothing lives, and the leader has taken all back."""
-        if not self._left_s or found:
+        if not self._left_s or processes:
             self._empty_s = 0.0
             return False
         self._empty_s = self._empty_s or now_s
@@ -526,12 +526,12 @@ class HostDaemon:
                 return
             time.sleep(SOON_S)
 
-    def _note_away(self, why: str) -> None:
-        if bool(why) != self._is_away:
-            self._is_away = bool(why)
+    def _note_away(self, reason: str) -> None:
+        if bool(reason) != self._is_away:
+            self._is_away = bool(reason)
             self._say(
-                f"{why}; the jobs train on, and nothing is started or ended here"
-                if why
+                f"{reason}; the jobs train on, and nothing is started or ended here"
+                if reason
                 else "ZooKeeper is back"
             )
 
@@ -559,8 +559,8 @@ class HostSettings:
     lease: str = ""  # the lease under which another engine lends the host; empty: under none
 
 
-def run_host_daemon(store: ClusterStore, own: HostSettings, say: Callable[[str], None]) -> None:
-    host, cluster, session = own.settings.host, store.paths.name, store.nodes.session
+def run_host_daemon(store: ClusterStore, options: HostSettings, say: Callable[[str], None]) -> None:
+    host, cluster, session = options.settings.host, store.paths.name, store.nodes.session
     access = store.nodes.access
     mark = host_mark(access.secret, cluster, host)
     lock = HostLock(mark)
@@ -569,38 +569,38 @@ def run_host_daemon(store: ClusterStore, own: HostSettings, say: Callable[[str],
             f"another `edl host` of host {host} of cluster {cluster} lives on this machine, though "
             "it may be frozen; end it, or give this one another name with --host"
         )
-    within_s = own.settings.leave_within_s
+    within_s = options.settings.leave_within_s
     places = LogPlaces(
         config.state_dir() / "jobs",
         config.state_dir() / "clusters" / cluster / "agents" / host,
-        own.users,
+        options.users,
     )
     agents = HostAgents(
         AgentOptions(
             host,
             mark,
-            len(own.devices),
-            own.address,
+            len(options.devices),
+            options.address,
             session.hosts,
-            own.settings.network_interface,
+            options.settings.network_interface,
             within_s,
         ),
         places,
         config.environment(),
         SecretFiles(secret_root(mark, config.state_dir())),
-        own.users,
-        None if own.limits.is_empty else Slices(own.limits, mark),
+        options.users,
+        None if options.limits.is_empty else Slices(options.limits, mark),
     )
-    server = LogServer(own.address, cluster, access.secret, places, partial(_secret_of, store))
+    server = LogServer(options.address, cluster, access.secret, places, partial(_secret_of, store))
     offer = HostOffer(
-        slots=len(own.devices),
-        devices=own.devices,
-        labels=own.labels,
-        kind=own.kind,
-        address=own.address,
+        slots=len(options.devices),
+        devices=options.devices,
+        labels=options.labels,
+        kind=options.kind,
+        address=options.address,
         version=own_version(),
-        lease=own.lease,
-        tenants=tuple(sorted(own.users.of_tenants)),
+        lease=options.lease,
+        tenants=tuple(sorted(options.users.of_tenants)),
     )
 
     def connect() -> Session:
@@ -608,7 +608,7 @@ def run_host_daemon(store: ClusterStore, own: HostSettings, say: Callable[[str],
         other.start()
         return other
 
-    runs = AssignedRuns(store, connect, PathProbe(), users=own.users)
+    runs = AssignedRuns(store, connect, PathProbe(), users=options.users)
     with server:
         served = replace(offer, port=server.port)
         HostDaemon(store, host, served, mark, agents, runs, say, within_s).run()

@@ -126,18 +126,18 @@ class OwnPolicy:
         return found
 
 
-def own_policy(name: str, found: object, parameters: Mapping[str, Any]) -> OwnPolicy:
-    if not isinstance(found, type) or not any("__call__" in vars(one) for one in found.__mro__):
-        what = f"is {found!r}" if isinstance(found, type) else f"is a {type(found).__name__}"
+def own_policy(name: str, kind: object, parameters: Mapping[str, Any]) -> OwnPolicy:
+    if not isinstance(kind, type) or not any("__call__" in vars(one) for one in kind.__mro__):
+        what = f"is {kind!r}" if isinstance(kind, type) else f"is a {type(kind).__name__}"
         raise UsageError(
             f"{name} {what}, and no policy; write a class with a method `__call__(self, cluster)`: "
             f"{GUIDE}"
         )
-    declared = fields(found) if is_dataclass(found) else ()
+    declared = fields(kind) if is_dataclass(kind) else ()
     known = {one.name: one.default for one in declared if one.init and one.default is not MISSING}
     check_parameters(name, parameters, known)
     try:
-        rule: ClusterPolicy = found(**parameters)
+        rule: ClusterPolicy = kind(**parameters)
     except Exception as error:
         raise UsageError(
             f"no object of the policy {name} can be made: {type(error).__name__}: {error}; give "
