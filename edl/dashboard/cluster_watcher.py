@@ -63,8 +63,7 @@ class ClusterReader:
     def read(self, now_s: float) -> ClusterObservation:
         """Return what the one who looks may see of the cluster at `now_s`."""
         store, name = self.store, self.store.paths.name
-        said = store.leader.reasons()
-        hosts = store.nodes.session.hosts
+        said, hosts = store.leader.reasons(), store.nodes.session.hosts
         if isinstance(store, TenantStore):
             jobs = store.jobs.list()
             self._jobs = {job.name: job for job in jobs}
