@@ -441,10 +441,10 @@ def ask_by_queue(request: AllocationRequest) -> Decision:
     idle = slots - sum(one.used for one in answers.values())
     for name in sorted(names, key=need):
         used, most = answers[name].used, requests[name].limit
-        if idle <= 0 or used >= most:
+        room = dict(_sum([left, *answers[name].targets.values()]))
+        fixed = _sum(one.present for one in by_queue[name] if one.is_fixed)  # perhaps given away
+        if idle <= 0 or used >= most or any(fixed[host] > room[host] for host in room):
             continue
-        own = _sum(answers[name].targets.values())
-        room = {host: left[host] + own[host] for host in request.nodes}
         part = replace(request, active=by_queue[name], nodes=room, queue=name)
         more = min(most, used + idle)
         again = _ask_queue(part, more)
