@@ -16,6 +16,7 @@ from edl.cluster.lifecycle import JobLifecycle, LifeResult, LifeState
 from edl.cluster.plan import ClusterPlan, plan
 from edl.cluster.policies.registry import policy_named
 from edl.cluster.records import (
+    LACKS,
     AllocationRecord,
     ClusterRecord,
     Goal,
@@ -68,8 +69,6 @@ class Profile:
 
 @dataclass(frozen=True)
 class Request:
-    """What the plan reads of a manifest: stands for a JobManifest."""
-
     min: int = 1
     max: int = 4
     np: int | None = None
@@ -102,8 +101,6 @@ class Request:
 
 @dataclass
 class Run:
-    """The nodes below a job's own node."""
-
     token: str
     devices: dict[str, tuple[int, ...]]
     version: int
@@ -132,8 +129,6 @@ class Run:
 
 @dataclass
 class Submitted:
-    """A job's nodes, and the steps that it still has to train."""
-
     order: int
     request: Request
     left: float
@@ -148,16 +143,12 @@ class Submitted:
 
 @dataclass
 class Agent:
-    """The process `edl agent` of one run on one machine."""
-
     run: str
     read: tuple[tuple[int, ...], int] | None = None  # devices and their version, as it last read
 
 
 @dataclass
 class Machine:
-    """A host: its processes, and its nodes in ZooKeeper."""
-
     slots: int
     up: bool = True
     daemon: bool = True  # `edl host` lives
@@ -183,19 +174,14 @@ class Machine:
 
 @dataclass
 class Controller:
-    """A process that leads, or believes that it does."""
-
     term: int
     jobs: list[JobView] | None = None  # the first half of what it reads
     versions: dict[str, int] = field(default_factory=dict)
     plan: ClusterPlan | None = None
     orders: list[Action] = field(default_factory=list)
-    paths: dict[str, Mapping[str, bool]] = field(default_factory=dict)  # as hosts have said
 
 
 class World:
-    """The cluster."""
-
     def __init__(
         self,
         *slots: int,
@@ -236,7 +222,6 @@ class World:
         job.wanted = Wanted(goal, priority)
 
     def forget(self, name: str) -> None:
-        """Remove the nodes of a job that has ended, so that its name is free."""
         job = self.jobs[name]
         assert job.life.state is LifeState.ENDED
         if job.run is None or job.run.state.over:
@@ -261,7 +246,8 @@ class World:
             if goes_on.get(job) != agent.run:
                 self.agent_dies(name, job)
         for job, run in goes_on.items():
-            if job not in machine.agents and job not in machine.refuses | machine.denies:
+            refused = machine.refuses | machine.denies
+            if job not in machine.agents and job not in refused and not self._lacks(name, job):
                 machine.agents[job] = Agent(run)
                 self._register(name, job)
         self.check()
@@ -280,15 +266,26 @@ class World:
             for job, entry in machine.read[0].jobs.items()
             if job in machine.denies and not entry.ends
         }
+        found |= {
+            job: JobReport(entry.run, reason=f"{LACKS}{what}", refused=True)
+            for job, entry in machine.read[0].jobs.items()
+            if not entry.ends and (what := self._lacks(name, job))
+        }
         for job in {*machine.agents, *(one[0] for one in machine.workers)}:
             agent = machine.agents.get(job)
             runs = {r for j, r, _ in machine.workers if j == job}
             run = agent.run if agent is not None else min(runs)
             workers = tuple(machine.runs(job, run))
             found[job] = JobReport(run, agent is not None, None, workers)
-        there = {path: path not in machine.lacks for path in machine.read[0].paths}
-        machine.report = HostReport(machine.read[1], found, there)
+        machine.report = HostReport(machine.read[1], found)
         self.check()
+
+    def _lacks(self, host: str, job: str) -> str:
+        """Return which file of a job is not here; empty: all are."""
+        needed = self.jobs[job].request.required_paths if job in self.jobs else {}
+        return next(
+            (what for path, what in needed.items() if path in self.machines[host].lacks), ""
+        )
 
     def host_dies(self, name: str) -> None:
         """`edl host` is killed; its agents and their workers live on, and its offer a while."""
@@ -296,12 +293,10 @@ class World:
         machine.daemon, machine.read = False, None
 
     def host_returns(self, name: str) -> None:
-        """`edl host` is started, on a machine that may have been off."""
         machine = self.machines[name]
         machine.up = machine.daemon = machine.offered = True
 
     def offer_ends(self, name: str) -> None:
-        """End the session of `edl host`: it died, or is cut off."""
         self.machines[name].offered = False
 
     def machine_dies(self, name: str) -> None:
@@ -319,34 +314,28 @@ class World:
         machine.workers = {one for one in machine.workers if one[0] != job}
 
     def workers_live(self, name: str, job: str) -> None:
-        """From now on, let the workers of a job live on this host again."""
         self.machines[name].broken_for.discard(job)
 
     def all_die(self, name: str, job: str) -> None:
-        """Let the agent and the workers of a job die here, and from now on no agent be started."""
         machine = self.machines[name]
         machine.refuses.add(job)
         machine.workers = {one for one in machine.workers if one[0] != job}
         self.agent_is_lost(name, job)
 
     def agents_start(self, name: str, job: str) -> None:
-        """From now on, let `edl host` start agents of a job here again."""
         self.machines[name].refuses.discard(job)
 
     # --- agents
 
     def agent_dies(self, host: str, job: str) -> None:
-        """Its workers live on, and its record until its session ends."""
         self.machines[host].agents.pop(job, None)
 
     def record_ends(self, host: str, job: str) -> None:
-        """End the session of an agent that has died."""
         run = self.jobs[job].run if job in self.jobs else None
         if run is not None and job not in self.machines[host].agents:
             run.agents.pop(host, None)
 
     def agent_is_lost(self, host: str, job: str) -> None:
-        """Let an agent die, and its session end."""
         self.agent_dies(host, job)
         self.record_ends(host, job)
 
@@ -382,7 +371,6 @@ class World:
         self.check()
 
     def agent_spawns(self, host: str, job: str) -> None:
-        """Start a worker on each declared device that has none."""
         machine = self.machines[host]
         agent = machine.agents.get(job)
         run = self.jobs[job].run if job in self.jobs else None
@@ -398,7 +386,6 @@ class World:
         self.check()
 
     def _register(self, host: str, job: str) -> None:
-        """Write the first record of an agent: it may start nothing yet, and knows what lives."""
         machine, agent = self.machines[host], self.machines[host].agents[job]
         run = self.jobs[job].run if job in self.jobs else None
         if run is not None and run.token == agent.run:
@@ -426,7 +413,6 @@ class World:
                 run.state, run.reason = JobState.FINISHED, "it has trained to the end"
 
     def _measures(self, job: str) -> None:
-        """Let a job that asks for a profile know its throughput with as many workers as now."""
         one, size = self.jobs[job], self.workers(job)
         steps = one.measured.steps
         if one.request.profile is not None and size not in {step.workers for step in steps}:
@@ -439,13 +425,11 @@ class World:
             run.state, run.reason, run.exit_code = JobState.FAILED, reason, code
 
     def run_stops(self, job: str) -> None:
-        """Let a stranger tell the run of a job to stop."""
         run = self.jobs[job].run
         if run is not None and run.state is JobState.RUNNING:
             run.state = JobState.STOPPING
 
     def workers(self, job: str) -> int:
-        """Return the number of workers that live of a job's run."""
         run = self.jobs[job].run
         token = run.token if run is not None else ""
         return sum(len(machine.runs(job, token)) for machine in self.machines.values())
@@ -459,7 +443,6 @@ class World:
         return self.leader
 
     def reads_jobs(self, controller: Controller) -> None:
-        """Read the first half: jobs, and what their runs may use."""
         controller.jobs, controller.plan, controller.orders = [], None, []
         controller.versions = {"allocation": self.allocation_version}
         for name, one in self.jobs.items():
@@ -479,7 +462,6 @@ class World:
             )
 
     def view(self, controller: Controller) -> ClusterView:
-        """Read the second half, agents and hosts, and return all."""
         jobs = []
         for job in controller.jobs or ():
             run = self.jobs[job.name].run if job.name in self.jobs else None
@@ -490,8 +472,6 @@ class World:
         hosts = []
         for name, machine in self.machines.items():
             controller.versions[f"host {name}"] = machine.version
-            report = machine.report
-            controller.paths[name] = report.paths if report is not None else {}
             offer = HostOffer(machine.slots, labels=machine.labels, tenants=machine.tenants)
             hosts.append(
                 HostView(
@@ -521,7 +501,6 @@ class World:
         for name, life in found.lives.items():
             self.jobs[name].life, self.jobs[name].life_version = life, self._version()
         for name, assigned in found.assigned.items():
-            self._check_files(name, assigned, controller.paths[name])
             self.machines[name].assigned = assigned
             self.machines[name].version += 1
         if found.allocation is not None:
@@ -533,7 +512,6 @@ class World:
         return True
 
     def carries_out(self, controller: Controller, order: Action) -> None:
-        """Carry out one order, under the fence."""
         job = self.jobs.get(order.job)
         if controller.term != self.term or job is None:
             return
@@ -572,14 +550,7 @@ class World:
             run.devices, run.version = dict(order.devices), self._version()
             run.batch = order.batch
 
-    def _check_files(self, host: str, assigned: HostAssignment, said: Mapping[str, bool]) -> None:
-        """Check that a run begins on a host only if that has ``said`` that it has its files."""
-        for job in assigned.jobs.keys() - self.machines[host].assigned.jobs.keys():
-            for path in self.jobs[job].request.required_paths:
-                assert said.get(path), f"{job} begins on {host}, which has not got {path}"
-
     def _check_devices(self, order: CreateRun | PlaceRun) -> None:
-        """Check that a run is told only of its own devices, and of as many as it may have."""
         request = self.jobs[order.job].request
         size = sum(len(devices) for devices in order.devices.values())
         assert request.allowed_sizes.allows(size), f"{order.job} may not have {size} workers"
@@ -591,7 +562,6 @@ class World:
                 assert set(devices) <= set(entry.devices)
 
     def _unchanged(self, controller: Controller, found: ClusterPlan) -> bool:
-        """Return whether each node that the plan writes is as the controller has read it."""
         now = {f"job {name}": self.jobs[name].life_version for name in self.jobs}
         now |= {f"host {name}": machine.version for name, machine in self.machines.items()}
         now["allocation"] = self.allocation_version
@@ -606,7 +576,6 @@ class World:
     # --- everything goes its way
 
     def turn(self, controller: Controller | None = None) -> ClusterPlan:
-        """One turn of the leader, in which nothing goes wrong."""
         controller = controller or self.leader
         self.reads_jobs(controller)
         found = self.plans(controller)
@@ -616,7 +585,6 @@ class World:
         return found
 
     def hosts_work(self) -> None:
-        """Let each `edl host` and each agent do what it has to."""
         for name in self.machines:
             self.host_works(name)
 
@@ -635,7 +603,6 @@ class World:
             self.host_reports(name)
 
     def round(self, seconds: float = 1.0) -> ClusterPlan:
-        """One turn of the leader, then of all others."""
         found = self.turn()
         self.hosts_work()
         for job in list(self.jobs):
@@ -661,11 +628,9 @@ class World:
         return self.jobs[job].life.state
 
     def slots(self, job: str) -> int:
-        """Return the devices that belong to the job's present run."""
         return sum(len(devices) for devices in self.devices(job).values())
 
     def devices(self, job: str) -> dict[str, tuple[int, ...]]:
-        """Return the devices that belong to the job's present run, by host."""
         run = self.jobs[job].life.run
         entries = {
             name: machine.assigned.jobs[job]
@@ -675,7 +640,6 @@ class World:
         return {name: entry.devices for name, entry in entries.items()}
 
     def entries(self) -> Iterator[tuple[str, str]]:
-        """Yield (host, job) for all that is assigned."""
         for name, machine in self.machines.items():
             for job in machine.assigned.jobs:
                 yield name, job
@@ -730,7 +694,6 @@ class World:
 
 
 def running(*slots: int, policy: str = "max_min", **jobs: dict[str, object]) -> World:
-    """Return a cluster in which all these jobs train."""
     world = World(*slots, policy=policy)
     for name, request in jobs.items():
         world.submit(name, **request)

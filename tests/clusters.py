@@ -44,21 +44,18 @@ class Steps:
 
 
 def job(name: str, slots: int = 1, **changes: Any) -> ClusterJob:
-    """Return a job that asks for ``slots``, and may have from 1 to 8."""
     values: dict[str, Any] = {"min_slots": 1, "max_slots": 8, "model": Steps()}
     values |= {"batch": 1, "batches": (1, 1)} | changes
     return ClusterJob(name, values.pop("arrival_s", 0.0), slots, **values)
 
 
 def just_submitted(one: SubmittedJob) -> ClusterJob:
-    """As a policy first sees it."""
     limits = one.requested_slots, one.min_slots, one.max_slots
     model = one.work.model(0, 0.0)
     return ClusterJob(one.name, one.arrival_s, *limits, 1, (1, 1), model, weight=one.weight)
 
 
 def nodes(*slots: int) -> list[Node]:
-    """Nodes n0, n1, ... of so many slots."""
     return [Node(f"n{number}", count) for number, count in enumerate(slots)]
 
 
@@ -74,7 +71,6 @@ def decide(
 
 
 def sizes(decision: Allocation) -> dict[str, int]:
-    """Slots of each job that has some."""
     return {name: slot_count(placement) for name, placement in decision.placements.items()}
 
 

@@ -18,8 +18,8 @@ from edl.cluster.records import (
     LeaseTable,
     Wanted,
 )
-from edl.cluster.store import ClusterSnapshot, StoredJob
-from edl.cluster.view import HostView
+from edl.cluster.store import ClusterSnapshot
+from edl.cluster.view import HostView, JobView
 from edl.zookeeper.events import OnUnreadable, leave_out
 
 NAME, SECRET = "lab", "c" * 32
@@ -27,14 +27,14 @@ NOW = 1_763_632_000.0
 RUN = "lab-run"
 
 
-def stored(name: str, order: int, state: LifeState = LifeState.QUEUED, **limits: Any) -> StoredJob:
+def stored(name: str, order: int, state: LifeState = LifeState.QUEUED, **limits: Any) -> JobView:
     """Return a job as ZooKeeper has it; ``limits`` are values of its manifest."""
     manifest = JobManifest(name, ("python", "train.py"), 1, 4, **limits)
     slots = 2 if state is LifeState.RUNNING else 0
     life = JobLifecycle(
         state, slots=slots, since_s=NOW, submitted_s=NOW - 60.0, run=RUN if slots else ""
     )
-    return StoredJob(name, order, NOW - 60.0, manifest, Wanted(), life, 0)
+    return JobView(name, order, manifest, NOW - 60.0, Wanted(), life)
 
 
 def event(number: int, job: str, **values: Any) -> tuple[int, ClusterEvent]:

@@ -20,10 +20,10 @@ from benchmarks.cluster_scale.report import (
     steady_sections,
 )
 from benchmarks.jobs import ROOT
-from edl.cluster.controller.controller import LOOK_S
+from edl.cluster.controller.controller import POLL_S
 from edl.cluster.policies.registry import POLICIES
 
-LEAST_REST_S = 2 * LOOK_S
+LEAST_REST_S = 2 * POLL_S
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster_scale", description=__doc__)
 parser.add_argument("--only", choices=["steady", "day"], help="a part of it, which is only printed")

@@ -93,7 +93,6 @@ class StandInHost:
             {},
             self._ending_s,
             self._terminated & {one.identity for one in self._agents.values()},
-            paths=dict.fromkeys(assigned.paths, True),
         )
         decision = decide_host(assigned, seen, now_s)
         self._registration.report(decision.report)

@@ -60,7 +60,6 @@ async def health(request: Request) -> Response:
 
 
 def openapi_of(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI description of the application."""
     if app.openapi_schema is None:
         found = FastAPI.openapi(app)
         parts = found.setdefault("components", {})

@@ -19,13 +19,10 @@ from edl.errors import CoordinationError
 THREADS = 16  # ZooKeeper writes the submissions of so many to its disk together
 QUESTIONS = 1000  # of one session, each perhaps about another job
 FREE_S = 5.0  # how long a request waits for a thread
-
 T = TypeVar("T")
 
 
 class ClusterPool:
-    """Threads that ask one cluster, at most `THREADS` questions at a time."""
-
     def __init__(
         self, connect: Callable[[], Cluster], threads: int = THREADS, free_s: float = FREE_S
     ) -> None:
@@ -53,13 +50,11 @@ class ClusterPool:
         return await asyncio.shield(asked)
 
     def close(self) -> None:
-        """Wait for the questions that are being asked, and close the sessions."""
         self._threads.shutdown(cancel_futures=True)
         for client in self._clients:
             client.close()
 
     def _ask(self, by: str, question: Callable[[Cluster], T]) -> T:
-        """Call `question` with the client of this thread, which the first call connects."""
         client: Cluster | None = getattr(self._own, "client", None)
         if client is None:
             client = self._connect()
@@ -79,7 +74,6 @@ class ClusterPool:
         return found
 
     def _drop(self, client: Cluster) -> None:
-        """Close the client of this thread; the next question connects another one."""
         self._own.client = None
         self._clients.remove(client)
         client.close()

@@ -42,7 +42,6 @@ class ListenAddress:
 
 
 def listen_address(text: str) -> ListenAddress:
-    """Return the address and the port that `text`, `[ADDRESS:]PORT`, names."""
     match = _LISTEN.fullmatch(text)
     if match is None or int(match["port"]) > 65535:
         raise UsageError(f"{text!r} is no [ADDRESS:]PORT; write 8080, or 10.0.0.7:8080")
@@ -53,7 +52,6 @@ def listen_address(text: str) -> ListenAddress:
 def check_packages(
     what: str = "the HTTP API", packages: Sequence[str] | None = None, extra: str = "api"
 ) -> None:
-    """Raise an error if the packages that a server needs are not installed."""
     missing = [
         name for name in (PACKAGES if packages is None else packages) if find_spec(name) is None
     ]

@@ -153,7 +153,6 @@ class AuditList(Record):
 
 
 MANIFEST = "Manifest"  # of the component with the schema of what users write
-
 _REFERENCE = "#/components/schemas/"
 
 _ERRORS: Mapping[int, str] = {
@@ -182,7 +181,6 @@ def answer_schemas(
 
 
 def takes(*names: tuple[str, str]) -> dict[str, Any]:
-    """Return the part of an OpenAPI description that says what the body of a route's request is."""
     content = {kind: {"schema": {"$ref": f"{_REFERENCE}{name}"}} for kind, name in names}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -193,7 +191,6 @@ def takes_record(record: type[Any]) -> dict[str, Any]:
 
 
 def component_schemas() -> dict[str, Any]:
-    """Return the schema of each record that a route answers or takes, by its name."""
     _, found = msgspec.json.schema_components(
         list(_RECORDS.values()), ref_template=_REFERENCE + "{name}"
     )
@@ -218,7 +215,6 @@ def _plain_tuples(schema: Any) -> None:
 
 
 def _manifest_schemas() -> dict[str, Any]:
-    """Return the schemas of what users write as a manifest, by their names as components."""
     schema = manifest_schema()
     schema["properties"]["cwd"].update(pattern="^/", minLength=1)
     # a sender has no working directory
@@ -233,7 +229,6 @@ def _manifest_schemas() -> dict[str, Any]:
 
 
 def _describe(schema: dict[str, Any], record: type[Any]) -> None:
-    """Add to the schema of `record` what the annotation of each part says of it."""
     hints = get_type_hints(record, include_extras=True)
     for part in fields(record):
         hint = hints[part.name]
@@ -243,7 +238,6 @@ def _describe(schema: dict[str, Any], record: type[Any]) -> None:
 
 
 def _within(hint: Any) -> Iterator[type[Any]]:
-    """Yield the dataclasses that `hint`, a dataclass or another annotation, consists of."""
     if isinstance(hint, type) and is_dataclass(hint):
         yield hint
         for one in get_type_hints(hint, include_extras=True).values():

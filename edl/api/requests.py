@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Request, Response
@@ -98,18 +99,13 @@ class HttpError(Exception):
         self.headers = dict(headers or {})
 
 
-def answer(request: Request, value: Any, status: int = 200) -> Response:
-    """Return the HTTP answer to `request` that has `value`, a record, as JSON."""
-    return _response(request, status, value, {})
-
-
 def error_answer(request: Request, error: Exception) -> Response:
-    """Return the HTTP answer to `request` that says why it was not done."""
     if isinstance(error, HttpError):
         headers = error.headers
         status, body = error.status, ApiError(error.error, str(error))
     elif isinstance(error, EdlError):
-        status, headers = _status(error), {}
+        status = next(status for kind, status in STATUSES if isinstance(error, kind))
+        headers = {}
         place = (error.key, error.line) if isinstance(error, ManifestError) else ("", 0)
         body = ApiError(type(error).__name__, str(error), *place)
     elif isinstance(error, RequestValidationError):
@@ -124,11 +120,15 @@ def error_answer(request: Request, error: Exception) -> Response:
         body = ApiError("Defect", "this is a defect of edl; the log of the API has more")
     if status == 503:
         headers = {**headers, "Retry-After": str(TRY_AGAIN_S)}
-    return _response(request, status, body, headers)
+    return answer(request, body, status, headers)
 
 
-def _response(request: Request, status: int, value: Any, headers: Mapping[str, str]) -> Response:
-    """Return the HTTP answer with `value` as JSON, and with the nonce for the next request."""
+def answer(
+    request: Request,
+    value: Any,
+    status: int = 200,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Response:
     found = dict(headers)
     nonce = getattr(request.state, "next_nonce", "")
     if nonce:
@@ -136,12 +136,7 @@ def _response(request: Request, status: int, value: Any, headers: Mapping[str, s
     return Response(json_text(value) + b"\n", status, found, JSON)
 
 
-def _status(error: EdlError) -> int:
-    return next(status for kind, status in STATUSES if isinstance(error, kind))
-
-
 def _described(error: RequestValidationError) -> str:
-    """Return a sentence that says which parameter of a request is wrong, and why."""
     parts = []
     for one in error.errors():
         place, *name = (str(part) for part in one["loc"])
@@ -154,7 +149,6 @@ def _described(error: RequestValidationError) -> str:
 
 
 HEAD_BYTES = 65536  # of the request line and the headers
-
 HEAD_S = 10.0  # for them to come, from the connection, or from their first byte
 
 
@@ -168,7 +162,6 @@ class LimitProtocol(HttpToolsProtocol):
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request on the new connection `transport`."""
         super().connection_made(transport)
         self._await_head()
 
@@ -186,13 +179,11 @@ class LimitProtocol(HttpToolsProtocol):
         self._await_request()
 
     def on_message_begin(self) -> None:
-        """Begin a request; httptools calls it."""
         super().on_message_begin()
         if self._late is None:
             self._await_head()
 
     def on_headers_complete(self) -> None:
-        """End the head of a request; httptools calls it."""
         self._in_head, self._bytes = False, 0
         self._forget()
         super().on_headers_complete()
@@ -203,7 +194,6 @@ class LimitProtocol(HttpToolsProtocol):
         self._in_head = True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget a connection that is closed."""
         self._forget()
         super().connection_lost(exc)
 
@@ -223,7 +213,6 @@ class LimitProtocol(HttpToolsProtocol):
         self._late = self.loop.call_later(self.head_s, self._abort)
 
     def _forget(self) -> None:
-        """Do not close the connection for being late."""
         if self._late is not None:
             self._late.cancel()
             self._late = None
@@ -234,22 +223,17 @@ class LimitProtocol(HttpToolsProtocol):
 
 
 YAML = "application/yaml"
-
 SOURCE = "the manifest"  # in messages
-
-R = TypeVar("R", bound=Record)
-
 T = TypeVar("T")
 
 
 def sent_manifest(request: Request) -> JobManifest:
-    """Return the manifest in the body of `request`, in JSON or in YAML."""
     body: bytes = request.state.body
     kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if kind == YAML:
         manifest = parse_manifest(decoded_manifest(body, SOURCE), SOURCE)
     else:
-        manifest = manifest_of_values(_json(request, dict[str, Any]))
+        manifest = manifest_of_values(sent_record(request, dict[str, Any]))
     if not manifest.cwd.startswith("/"):
         what = f"cwd is {manifest.cwd!r}" if manifest.cwd else "there is no cwd"
         # The API's own working directory and home mean nothing to the sender.
@@ -257,13 +241,7 @@ def sent_manifest(request: Request) -> JobManifest:
     return manifest.with_absolute_paths("/", _no_home)
 
 
-def sent_record(request: Request, kind: type[R]) -> R:
-    """Return the record of type `kind` in the body of `request`, which is JSON."""
-    return _json(request, kind)
-
-
-def _json(request: Request, kind: type[T]) -> T:
-    """Return the JSON value in the body of `request`, which must be of type `kind`."""
+def sent_record(request: Request, kind: type[T]) -> T:
     media = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if media != JSON:
         raise HttpError(422, "UsageError", f"the body is of type {media!r}; send {JSON}")
@@ -290,7 +268,6 @@ def _no_home() -> str:
 
 
 BODY_S = 10.0  # for the body of a request to come
-
 LIMITS = AuthenticatorLimits(used_nonces=65536)  # 2,000 signed requests a second for 30 s
 
 
@@ -307,19 +284,9 @@ class RequestAuthenticator:
     def __init__(self, secret: str, cluster: str, tls: bool) -> None:
         self.signatures = Authenticator(api_key(secret, cluster), limits=LIMITS)
         self.signatures.worker = AUDIENCE  # the nonce says for which process a signature is
-        self._secret = secret
-        self._cluster = cluster
-        self._tls = tls
-
-    def check_token(self, token: str) -> None:
-        """Return if `token` is a bearer token of the cluster that has not ended."""
-        if not self._tls:
-            raise self.unsigned("bearer tokens are accepted over TLS only; sign the request")
-        end_s = token_end_s(self._secret, self._cluster, token)
-        if end_s is None:
-            raise self.unsigned("the bearer token is not one of this cluster's")
-        if end_s <= time.time():
-            raise self.unsigned("the bearer token has expired; `edl cluster token` makes another")
+        self.secret = secret
+        self.cluster = cluster
+        self.tls = tls
 
     def unsigned(self, message: str) -> HttpError:
         """Return the refusal of a request whose sender is not known, with a nonce to sign with."""
@@ -334,7 +301,15 @@ async def who(request: Request) -> Caller:
     given = request.headers.get("authorization", "")
     scheme, _, token = given.partition(" ")
     if scheme.lower() == BEARER.lower():
-        authenticator.check_token(token.strip())
+        if not authenticator.tls:
+            why = "bearer tokens are accepted over TLS only; sign the request"
+            raise authenticator.unsigned(why)
+        end_s = token_end_s(authenticator.secret, authenticator.cluster, token.strip())
+        if end_s is None:
+            raise authenticator.unsigned("the bearer token is not one of this cluster's")
+        if end_s <= time.time():
+            why = "the bearer token has expired; `edl cluster token` makes another"
+            raise authenticator.unsigned(why)
     elif not given:
         raise authenticator.unsigned("the request is not signed; sign it with the nonce given here")
     elif authenticator.signatures.accepts(given, request.method, target_of(request), body):
@@ -354,7 +329,6 @@ async def who(request: Request) -> Caller:
 
 
 def target_of(request: Request) -> str:
-    """Return the path of `request` with its query, as it was sent."""
     query: bytes = request.scope["query_string"]
     path: bytes = request.scope["raw_path"]
     return (path + (b"?" + query if query else b"")).decode("latin-1")

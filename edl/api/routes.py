@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
@@ -45,18 +45,18 @@ from edl.cluster_policies import is_own
 from edl.errors import CoordinationError, DataError, TimedOut, UnknownJob, UsageError
 
 # ------------------------------------------------------------
-# Wait for the end of a job by looking at it again and again, within a time limit.
+# Wait for the end of a job by polling it, within a time limit.
 
 
-LOOK_S = 0.5  # between two looks at a job that is waited for
+POLL_S = 0.5  # between two polls of a job that is waited for
 
 
 async def wait_for_end(
-    look: Callable[[], Awaitable[ClusterJobStatus]],
+    poll: Callable[[], Awaitable[ClusterJobStatus]],
     timeout_s: float,
     is_cut_short: Callable[[], Awaitable[bool]],
     away: tuple[type[Exception], ...],
-    look_s: float = LOOK_S,
+    poll_s: float = POLL_S,
 ) -> ClusterJobStatus:
     """Return the status of a job that is over; at the end of the time, its status then."""
     deadline = time.monotonic() + timeout_s
@@ -65,7 +65,7 @@ async def wait_for_end(
         now: ClusterJobStatus | None = None
         problem: Exception | None = None
         try:
-            now = await look()
+            now = await poll()
         except away as error:
             problem = error
         else:
@@ -80,18 +80,17 @@ async def wait_for_end(
                 return now
             assert problem is not None
             raise problem
-        await asyncio.sleep(min(look_s, left_s))
+        await asyncio.sleep(min(poll_s, left_s))
 
 
-MOST_WAIT_S = 60.0  # of one request; a proxy between may have a time-out, too
+T = TypeVar("T")
 
-MOST_EVENTS = 1000  # in one answer
-
+MAX_WAIT_S = 60.0  # of one request; a proxy between may have a time-out, too
+MAX_EVENTS = 1000  # in one answer
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 of_jobs = APIRouter(prefix="/v1", tags=["jobs"])
 
-By = Annotated[Caller, Depends(who)]
 
 Job = Annotated[str, Path(description="Name of a job.", pattern=NAME)]
 
@@ -99,15 +98,31 @@ MAX_LISTED = 10_000  # jobs, as many as a cluster may have
 
 Limit = Annotated[int, Query(description="No more than so many.", ge=1, le=MAX_LISTED)]
 
-EventLimit = Annotated[int, Query(description="No more than so many.", ge=1, le=MOST_EVENTS)]
+EventLimit = Annotated[int, Query(description="No more than so many.", ge=1, le=MAX_EVENTS)]
 
 After = Annotated[int, Query(description="Only events with a greater number.", ge=-1, le=2**53)]
 
 
-def pool_of(request: Request) -> ClusterPool:
-    """Return the threads that ask the cluster of the API that has got `request`."""
-    pool: ClusterPool = request.app.state.pool
-    return pool
+class Api:
+    """The cluster of the API, for one request of an authenticated caller."""
+
+    def __init__(self, request: Request, caller: Annotated[Caller, Depends(who)]) -> None:
+        self.request = request
+        self._by = caller.by
+        self._pool: ClusterPool = request.app.state.pool
+
+    async def ask(self, question: Callable[[Cluster], T]) -> T:
+        return await self._pool.ask(self._by, question)
+
+    async def ask_history(self, question: Callable[[HistoryFile], T]) -> T:
+        history: HistoryReader = self.request.app.state.history
+        return await self.ask(lambda cluster: question(history.of(cluster)))
+
+    async def answer(self, question: Callable[[Cluster], Any], status: int = 200) -> Response:
+        return answer(self.request, await self.ask(question), status)
+
+
+Asked = Annotated[Api, Depends(Api)]
 
 
 @of_jobs.post(
@@ -117,8 +132,7 @@ def pool_of(request: Request) -> ClusterPool:
     openapi_extra=takes((JSON, MANIFEST), (YAML, MANIFEST)),
 )
 async def submit(
-    request: Request,
-    caller: By,
+    api: Asked,
     key: Annotated[
         str | None,
         Query(
@@ -127,15 +141,13 @@ async def submit(
     ] = None,
 ) -> Response:
     """Submit a job. It is answered when it is written; if in doubt, send it again with its key."""
-    manifest = sent_manifest(request)
-    name = await pool_of(request).ask(caller.by, lambda one: one.submit(manifest, key))
-    return answer(request, Submitted(name), 201)
+    manifest = sent_manifest(api.request)
+    return await api.answer(lambda one: Submitted(one.submit(manifest, key)), 201)
 
 
 @of_jobs.get("/jobs", responses=answer_schemas(JobList))
 async def list_jobs(
-    request: Request,
-    caller: By,
+    api: Asked,
     queue: Annotated[str | None, Query(description="Only jobs of this queue.")] = None,
     state: Annotated[
         str | None,
@@ -147,27 +159,26 @@ async def list_jobs(
     limit: Limit = MAX_LISTED,
 ) -> Response:
     """List the jobs of the cluster, in the order of submission."""
-    found = await pool_of(request).ask(caller.by, lambda one: one.list(queue, state))
+    found = await api.ask(lambda one: one.list(queue, state))
     if after is not None:
-        every = await pool_of(request).ask(caller.by, lambda one: one.list(None, None))
+        every = await api.ask(lambda one: one.list(None, None))
         names = [job.name for job in every]
         if after not in names:
             raise UnknownJob(after, tuple(names), "edl submit")
         later = set(names[names.index(after) + 1 :])
         found = tuple(job for job in found if job.name in later)
-    return answer(request, JobList(found[:limit]))
+    return answer(api.request, JobList(found[:limit]))
 
 
 @of_jobs.get("/jobs/{job}", responses=answer_schemas(ClusterJobDetails))
-async def show(request: Request, caller: By, job: Job) -> Response:
+async def show(api: Asked, job: Job) -> Response:
     """Show all that is known of a job."""
-    return answer(request, await pool_of(request).ask(caller.by, lambda one: one.show(job)))
+    return await api.answer(lambda one: one.show(job))
 
 
 @of_jobs.get("/jobs/{job}/logs", responses=answer_schemas(LogList))
 async def logs(
-    request: Request,
-    caller: By,
+    api: Asked,
     job: Job,
     worker: Annotated[
         str | None, Query(description="Only of this worker, such as w0.", pattern="^w[0-9]{1,9}$")
@@ -175,20 +186,18 @@ async def logs(
     last_bytes: Annotated[int, Query(description="Of each log.", ge=1, le=1 << 20)] = 16384,
 ) -> Response:
     """Show the ends of the logs of a job's workers, from all hosts, 4 MiB at most."""
-    found = await pool_of(request).ask(caller.by, lambda one: one.logs(job, worker, last_bytes))
-    return answer(request, LogList(found))
+    return await api.answer(lambda one: LogList(one.logs(job, worker, last_bytes)))
 
 
 @of_jobs.get("/jobs/{job}/hints", responses=answer_schemas(SchedulerHints))
-async def hints(request: Request, caller: By, job: Job) -> Response:
+async def hints(api: Asked, job: Job) -> Response:
     """Show how fast a job trains, for other schedulers; `sched_hints` has the words of AdaptDL."""
-    return answer(request, await pool_of(request).ask(caller.by, lambda one: one.hints(job)))
+    return await api.answer(lambda one: one.hints(job))
 
 
 @of_jobs.delete("/jobs/{job}", responses=answer_schemas(Wanted))
 async def delete(
-    request: Request,
-    caller: By,
+    api: Asked,
     job: Job,
     submitted_s: Annotated[
         float | None,
@@ -200,20 +209,19 @@ async def delete(
     ] = None,
 ) -> Response:
     """End a job for good, with a checkpoint; remove the records of one that has ended."""
-    found = await pool_of(request).ask(caller.by, lambda one: one.delete(job, submitted_s))
-    return answer(request, found)
+    return await api.answer(lambda one: one.delete(job, submitted_s))
 
 
 @of_jobs.post("/jobs/{job}/halt", responses=answer_schemas(Wanted))
-async def halt(request: Request, caller: By, job: Job) -> Response:
+async def halt(api: Asked, job: Job) -> Response:
     """Let a job stop with a checkpoint and give its slots to others, until it is resumed."""
-    return answer(request, await pool_of(request).ask(caller.by, lambda one: one.halt(job)))
+    return await api.answer(lambda one: one.halt(job))
 
 
 @of_jobs.post("/jobs/{job}/resume", responses=answer_schemas(Wanted))
-async def resume(request: Request, caller: By, job: Job) -> Response:
+async def resume(api: Asked, job: Job) -> Response:
     """Let a halted job go on when it gets slots."""
-    return answer(request, await pool_of(request).ask(caller.by, lambda one: one.resume(job)))
+    return await api.answer(lambda one: one.resume(job))
 
 
 @of_jobs.put(
@@ -221,54 +229,48 @@ async def resume(request: Request, caller: By, job: Job) -> Response:
     responses=answer_schemas(Wanted),
     openapi_extra=takes_record(PriorityUpdate),
 )
-async def set_priority(request: Request, caller: By, job: Job) -> Response:
+async def set_priority(api: Asked, job: Job) -> Response:
     """Change the priority of a job; jobs of a higher one get slots first."""
-    new = sent_record(request, PriorityUpdate).priority
-    wanted = await pool_of(request).ask(caller.by, lambda one: one.priority(job, new))
-    return answer(request, wanted)
+    new = sent_record(api.request, PriorityUpdate).priority
+    return await api.answer(lambda one: one.priority(job, new))
 
 
 @of_jobs.get("/jobs/{job}/wait", responses=answer_schemas(WaitResult))
 async def wait(
-    request: Request,
-    caller: By,
+    api: Asked,
     job: Job,
     timeout_s: Annotated[
-        float, Query(description="How long to wait, in seconds.", ge=0.0, le=MOST_WAIT_S)
+        float, Query(description="How long to wait, in seconds.", ge=0.0, le=MAX_WAIT_S)
     ] = 30.0,
 ) -> Response:
     """Wait until a job has ended, or a user has halted it, but no longer than the time-out."""
 
-    async def look() -> ClusterJobStatus:
-        return await pool_of(request).ask(caller.by, lambda one: _look(one, job))
+    async def poll() -> ClusterJobStatus:
+        return await api.ask(lambda one: _status(one, job))
 
     async def is_cut_short() -> bool:
-        return request.app.state.ends or await request.is_disconnected()
+        return api.request.app.state.ends or await api.request.is_disconnected()
 
     away = CoordinationError, HttpError  # ZooKeeper hesitates, and so each thread may be busy
-    now = await wait_for_end(look, timeout_s, is_cut_short, away)
-    return answer(request, WaitResult(now.is_over, now))
+    now = await wait_for_end(poll, timeout_s, is_cut_short, away)
+    return answer(api.request, WaitResult(now.is_over, now))
 
 
 @of_jobs.get("/jobs/{job}/events", responses=answer_schemas(EventList))
 async def events_of_job(
-    request: Request, caller: By, job: Job, after: After = -1, limit: EventLimit = MOST_EVENTS
+    api: Asked, job: Job, after: After = -1, limit: EventLimit = MAX_EVENTS
 ) -> Response:
     """Read the oldest events about a job after a number, at most 1,000."""
-    found = await pool_of(request).ask(caller.by, lambda one: _events(one, job, after, limit))
-    return answer(request, found)
+    return await api.answer(lambda one: _events(one, job, after, limit))
 
 
 @of_jobs.get("/events", responses=answer_schemas(EventList))
-async def events(
-    request: Request, caller: By, after: After = -1, limit: EventLimit = MOST_EVENTS
-) -> Response:
+async def events(api: Asked, after: After = -1, limit: EventLimit = MAX_EVENTS) -> Response:
     """Read the oldest events of the cluster after a number, at most 1,000."""
-    found = await pool_of(request).ask(caller.by, lambda one: _events(one, None, after, limit))
-    return answer(request, found)
+    return await api.answer(lambda one: _events(one, None, after, limit))
 
 
-def _look(cluster: Cluster, job: str) -> ClusterJobStatus:
+def _status(cluster: Cluster, job: str) -> ClusterJobStatus:
     seen: list[ClusterJobStatus] = []
     try:
         return cluster.wait(job, 0.0, seen.append)
@@ -286,15 +288,14 @@ Host = Annotated[str, Path(description="Name of a host.", pattern=NAME)]
 
 
 @of_cluster.get("/cluster", responses=answer_schemas(ClusterStatus))
-async def status(request: Request, caller: By) -> Response:
+async def status(api: Asked) -> Response:
     """Show which controller leads, the policy, the hosts and the slots in use."""
-    return answer(request, await pool_of(request).ask(caller.by, lambda one: one.status()))
+    return await api.answer(lambda one: one.status())
 
 
 @of_cluster.get("/plan", responses=answer_schemas(PlanList))
 async def plan(
-    request: Request,
-    caller: By,
+    api: Asked,
     policy: Annotated[
         str | None, Query(description="Another policy than that of the cluster.")
     ] = None,
@@ -302,55 +303,51 @@ async def plan(
     """Show which slots each job would get if the policy were asked now; nothing is changed."""
     if policy is not None:
         check_registered(policy)
-    found = await pool_of(request).ask(caller.by, lambda one: one.policy.plan(policy))
-    return answer(request, PlanList(found))
+    return await api.answer(lambda one: PlanList(one.policy.plan(policy)))
 
 
 @of_cluster.get("/policy", responses=answer_schemas(PolicySetting))
-async def show_policy(request: Request, caller: By) -> Response:
+async def show_policy(api: Asked) -> Response:
     """Show by which policy the cluster gives slots."""
-    now = await pool_of(request).ask(caller.by, lambda one: one.policy.get())
-    return answer(request, PolicySetting(now.policy, now.parameters))
+    now = await api.ask(lambda one: one.policy.get())
+    return answer(api.request, PolicySetting(now.policy, now.parameters))
 
 
 @of_cluster.put(
     "/policy", responses=answer_schemas(PolicySetting), openapi_extra=takes_record(PolicySetting)
 )
-async def set_policy(request: Request, caller: By) -> Response:
+async def set_policy(api: Asked) -> Response:
     """Let another policy give slots from now on; the jobs go on running."""
-    new = sent_record(request, PolicySetting)
+    new = sent_record(api.request, PolicySetting)
     check_registered(new.policy)
-    now = await pool_of(request).ask(
-        caller.by, lambda one: one.policy.set(new.policy, new.parameters)
-    )
-    return answer(request, PolicySetting(now.policy, now.parameters))
+    now = await api.ask(lambda one: one.policy.set(new.policy, new.parameters))
+    return answer(api.request, PolicySetting(now.policy, now.parameters))
 
 
 @of_cluster.post("/hosts/{host}/drain", responses=answer_schemas(DrainStatus))
-async def drain(request: Request, caller: By, host: Host) -> Response:
+async def drain(api: Asked, host: Host) -> Response:
     """Let a host have no jobs from now on; they shrink, or move to other hosts."""
-    await pool_of(request).ask(caller.by, lambda one: one.hosts.drain(host))
-    return answer(request, DrainStatus(host, True))
+    await api.ask(lambda one: one.hosts.drain(host))
+    return answer(api.request, DrainStatus(host, True))
 
 
 @of_cluster.post("/hosts/{host}/undrain", responses=answer_schemas(DrainStatus))
-async def undrain(request: Request, caller: By, host: Host) -> Response:
+async def undrain(api: Asked, host: Host) -> Response:
     """Let a host that was drained have jobs again."""
-    await pool_of(request).ask(caller.by, lambda one: one.hosts.undrain(host))
-    return answer(request, DrainStatus(host, False))
+    await api.ask(lambda one: one.hosts.undrain(host))
+    return answer(api.request, DrainStatus(host, False))
 
 
 @of_cluster.get("/secrets", responses=answer_schemas(SecretList))
 async def secrets(
-    request: Request,
-    caller: By,
+    api: Asked,
     after: Annotated[str, Query(description="Only those whose names come after this one.")] = "",
     limit: Limit = MAX_LISTED,
 ) -> Response:
     """List the names of the secrets that the cluster keeps for jobs."""
-    found = await pool_of(request).ask(caller.by, lambda one: one.secrets.list())
+    found = await api.ask(lambda one: one.secrets.list())
     entries = [SecretEntry(one.name, one.set_s, one.by) for one in found if one.name > after]
-    return answer(request, SecretList(tuple(entries[:limit])))
+    return answer(api.request, SecretList(tuple(entries[:limit])))
 
 
 def check_registered(name: str) -> None:
@@ -365,8 +362,6 @@ def check_registered(name: str) -> None:
 
 FRESH_S = 1.0  # how old an answer may be
 FILLING_S = 2.0  # how long a request waits for another one to add what is new
-
-T = TypeVar("T")
 
 of_history = APIRouter(prefix="/v1/history", tags=["history"])
 JobName = Annotated[str | None, Query(description="Only what is about the job of this name.")]
@@ -396,46 +391,38 @@ class HistoryReader:
         return self._file
 
 
-async def _ask(request: Request, by: str, question: Callable[[HistoryFile], T]) -> T:
-    history: HistoryReader = request.app.state.history
-    return await pool_of(request).ask(by, lambda cluster: question(history.of(cluster)))
-
-
 @of_history.get("/jobs", responses=answer_schemas(JobHistoryList))
 async def history_of_jobs(
-    request: Request,
-    caller: By,
+    api: Asked,
     job: JobName = None,
     since_s: Seconds = 0.0,
     limit: RowLimit = 100,
 ) -> Response:
     """List jobs, also removed ones, with their slot-seconds; those submitted last come first."""
-    found = await _ask(request, caller.by, lambda one: one.jobs(time.time(), job, since_s, limit))
-    return answer(request, JobHistoryList(found))
+    found = await api.ask_history(lambda one: one.jobs(time.time(), job, since_s, limit))
+    return answer(api.request, JobHistoryList(found))
 
 
 @of_history.get("/slots", responses=answer_schemas(SlotIntervalList))
 async def history_of_slots(
-    request: Request,
-    caller: By,
+    api: Asked,
     begin_s: Seconds = 0.0,
     end_s: Seconds = 1e12,
     job: JobName = None,
     limit: RowLimit = MAX_ROWS,
 ) -> Response:
     """List who had which slots between two times, as a Gantt chart shows it, the earliest first."""
-    found = await _ask(request, caller.by, lambda one: one.slots(begin_s, end_s, job, limit))
-    return answer(request, SlotIntervalList(found))
+    found = await api.ask_history(lambda one: one.slots(begin_s, end_s, job, limit))
+    return answer(api.request, SlotIntervalList(found))
 
 
 @of_history.get("/audit", responses=answer_schemas(AuditList))
 async def audit(
-    request: Request,
-    caller: By,
+    api: Asked,
     after: After = -1,
     job: JobName = None,
     limit: RowLimit = MAX_ROWS,
 ) -> Response:
     """List what users have asked for, the oldest first."""
-    found = await _ask(request, caller.by, lambda one: one.audit(after, job, limit))
-    return answer(request, AuditList(found))
+    found = await api.ask_history(lambda one: one.audit(after, job, limit))
+    return answer(api.request, AuditList(found))

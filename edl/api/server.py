@@ -31,8 +31,6 @@ IDLE_S = 30.0  # of a connection, after which it is closed
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """The files of the certificate and the key with which a server serves TLS."""
-
     certificate: str  # the path of the certificate, in PEM, with its chain
     key: str  # the path of its key
 
@@ -40,7 +38,6 @@ class TlsFiles:
 def server_config(
     app: Any, connections: int, end_s: float, tls: TlsFiles | None = None
 ) -> uvicorn.Config:
-    """Return the configuration of a server that logs nothing and closes idle connections."""
     return uvicorn.Config(
         app,
         log_config=None,
@@ -63,12 +60,10 @@ class EmbeddedServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Change no handler of a signal."""
         yield
 
 
 CONNECTIONS = 1000  # at most; further requests get 503
-
 END_S = 5.0  # for the requests that are being answered
 
 
@@ -79,7 +74,6 @@ def run_server(
     tls: TlsFiles | None,
     say: Callable[[str], None],
 ) -> None:
-    """Serve the API of a cluster until SIGTERM or Ctrl-C."""
     authenticator = RequestAuthenticator(access.secret, access.job, tls is not None)
     pool = ClusterPool(lambda: Cluster(access.job, hosts, secret=access.secret))
     app = api_app(authenticator, pool, HistoryReader(HistoryFile(history_path(access.job))))

@@ -150,7 +150,7 @@ def _look(store: ClusterStore, job: str, logs: ClusterJobLogs) -> Callable[[], b
         nonlocal looked_s
         is_over = store.jobs.get(job).life.state is LifeState.ENDED  # before the logs are read
         if time.monotonic() - looked_s >= LOOK_S or is_over:
-            logs.look()
+            logs.poll()
             looked_s = time.monotonic()
         return is_over
 

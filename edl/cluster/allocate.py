@@ -28,7 +28,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -69,7 +68,6 @@ from edl.text import counted, verb, workers
 
 
 def profile_end_s(job: JobView, now_s: float) -> float:
-    """Return until when a job that begins to train may be profiled, in seconds since 1970."""
     limits, before_s = job.manifest.profile, job.life.profile_until_s
     if limits is None or before_s:
         return before_s
@@ -80,8 +78,6 @@ def profile_end_s(job: JobView, now_s: float) -> float:
 
 @dataclass(frozen=True)
 class ProfileProgress:
-    """How far the profile of a job is."""
-
     known: tuple[int, ...]  # the numbers of workers that are measured, sorted
     is_settled: bool  # whether the job has had its present slots for `each_s` seconds
 
@@ -100,7 +96,6 @@ def profile_progress(
 
 
 def settled_s(job: JobView, allocation: AllocationRecord) -> float:
-    """Return when a job that is profiled has had its slots for long enough, since 1970."""
     limits = job.manifest.profile
     begun_s = max(allocation.changed_s.get(job.name, 0.0), job.life.since_s)
     return begun_s + (limits.each_s if limits is not None else 0.0)
@@ -125,8 +120,6 @@ def next_size(
 
 @dataclass(frozen=True)
 class ProfileSlots:
-    """The slots of the jobs that are profiled now."""
-
     targets: Mapping[str, Mapping[str, int]]  # job -> host -> the number of its slots there
     reasons: Mapping[str, str]  # job -> what is measured, as a clause
 
@@ -138,7 +131,6 @@ def profiled_slots(
     allocation: AllocationRecord,
     now_s: float,
 ) -> ProfileSlots:
-    """Return the slots that jobs get for their profiles in place of those that the policy gives."""
     free = Counter(nodes)
     for slots in targets.values():
         free.subtract(slots)
@@ -156,16 +148,13 @@ def profiled_slots(
         present = allocation.targets.get(name, given)
         spare = {} if somebody_waits else {host: n for host, n in free.items() if n > 0}
         room = {host: given.get(host, 0) + spare.get(host, 0) for host in {*given, *spare}}
-        size = next_size(
-            progress,
-            one.job.manifest.allowed_sizes,
-            sum(present.values()),
-            _most(one, room),
-            limits.sizes,
-        )
+        most = min(one.most, sum(min(n, one.limits.get(host, 0)) for host, n in room.items()))
+        allowed = one.job.manifest.allowed_sizes
+        size = next_size(progress, allowed, sum(present.values()), most, limits.sizes)
         if size is None:
             continue
-        placed = _placed(one, size, present, room)
+        job = JobSize(name, size, present, (), one.limits, lambda count: count)
+        placed = place_stably([job], {host: room[host] for host in sorted(room)}).get(name, {})
         if sum(placed.values()) == size:
             free.subtract(placed)
             free.update(given)
@@ -175,61 +164,36 @@ def profiled_slots(
     return ProfileSlots(found, reasons)
 
 
-def _most(one: ActiveJob, room: Mapping[str, int]) -> int:
-    return min(one.most, sum(min(n, one.limits.get(host, 0)) for host, n in room.items()))
-
-
-def _placed(
-    one: ActiveJob, size: int, present: Mapping[str, int], room: Mapping[str, int]
-) -> Mapping[str, int]:
-    job = JobSize(one.job.name, size, present, (), one.limits, lambda count: count)
-    return place_stably([job], {host: room[host] for host in sorted(room)}).get(job.name, {})
-
-
 # ------------------------------------------------------------
 # Ask a cluster policy about groups of jobs, and fit its answer to live jobs.
 #
-# `ask_protecting` does so. The jobs of a higher priority are asked about first; of one priority,
-# those whose labels leave them the fewest hosts. Each group is a cluster of its own, with the slots
-# that the groups before it leave.
+# `ask_protecting` does so, group by group; each is a cluster of its own (see `allocate`).
 
 
-Targets = dict[str, Mapping[str, int]]
-
-"""Job -> host -> number of slots."""
+Targets = dict[str, Mapping[str, int]]  # job -> host -> number of slots
 
 
 @dataclass
 class Decision:
-    """The answers of a policy about the groups of jobs that it was asked about so far."""
-
-    # job -> host -> the number of slots that the job shall have there
-    targets: Targets = field(default_factory=dict)
-    # job -> why it has its slots or waits, as the policy's sentence
-    reasons: dict[str, str] = field(default_factory=dict)
-    # job -> the global batch that the policy chose, in samples
-    batches: dict[str, int] = field(default_factory=dict)
-    # group of jobs -> what the policy keeps for its next decision
-    state: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    targets: Targets = field(default_factory=dict)  # job -> host -> slots
+    reasons: dict[str, str] = field(default_factory=dict)  # job -> why, as the policy's sentence
+    batches: dict[str, int] = field(default_factory=dict)  # job -> the batch that was chosen
+    state: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # group -> what is kept
     problem: str = ""  # the rule that its decision broke, as a sentence; empty: it broke none
 
     @property
     def used(self) -> int:
-        """The number of slots that all jobs of the decision have together."""
         return sum(sum(target.values()) for target in self.targets.values())
 
 
 @dataclass(frozen=True)
 class AllocationRequest:
-    """All that a policy is asked about together."""
-
     active: Sequence[ActiveJob]  # the jobs that may get slots
     nodes: Mapping[str, int]  # host -> the slots that they may have
     cluster: ClusterView  # the cluster, with the policy's last decision
     policy: ClusterPolicy
     now_s: float
-    # jobs that are asked about later, in another request, with what this one leaves
-    later: Sequence[ActiveJob] = ()
+    later: Sequence[ActiveJob] = ()  # asked about later, in another request, with what is left
     most: int | None = None  # the most slots that the jobs may have together; None: all of `nodes`
     queue: str = ""  # the queue whose jobs they are; empty: those of all queues
 
@@ -241,7 +205,6 @@ may not, each with the reason."""
 
 
 def ask_protecting(request: AllocationRequest, spare: Spare | None = None) -> Decision:
-    """Ask the policy, and again until no job loses all slots that may not."""
     slots = sum(request.nodes.values()) if request.most is None else request.most
     spare = spare or (
         lambda asked, answer: {
@@ -255,14 +218,16 @@ def ask_protecting(request: AllocationRequest, spare: Spare | None = None) -> De
         spared = {} if answer.problem else spare(asked, answer)
         if not spared:
             return answer
+        # Those that may not lose all slots have their fewest of them, fixed.
         asked = [
-            _at_fewest(one, spared[one.job.name]) if one.job.name in spared else one
+            replace(one, present=trimmed(one.present, one.job.min_slots), why_fixed=why)
+            if (why := spared.get(one.job.name))
+            else one
             for one in asked
         ]
 
 
 def spare_young(asked: Sequence[ActiveJob], answer: Decision, now_s: float) -> dict[str, str]:
-    """Return the jobs that lose all slots and may not, by their manifests, with reasons."""
     found = {}
     for one in losers(asked, answer):
         name, least_s = one.job.name, one.job.manifest.min_run_s
@@ -275,7 +240,6 @@ def spare_young(asked: Sequence[ActiveJob], answer: Decision, now_s: float) -> d
 
 
 def spare_unsaved(asked: Sequence[ActiveJob], answer: Decision, slots: int) -> Mapping[str, str]:
-    """Return the jobs that lose all slots to jobs of no higher priority, and save nothing."""
     found: dict[str, str] = {}
     kept = 0
     lost = {one.job.name for one in losers(asked, answer)}
@@ -300,7 +264,6 @@ def spare_unsaved(asked: Sequence[ActiveJob], answer: Decision, slots: int) -> M
 
 
 def losers(asked: Sequence[ActiveJob], answer: Decision) -> list[ActiveJob]:
-    """Return the jobs that train on their fewest slots or more, and get none by `answer`."""
     return [
         one
         for one in asked
@@ -311,13 +274,7 @@ def losers(asked: Sequence[ActiveJob], answer: Decision) -> list[ActiveJob]:
     ]
 
 
-def _at_fewest(one: ActiveJob, why: str) -> ActiveJob:
-    """Return the active job with only the fewest of its present slots, fixed because of `why`."""
-    return replace(one, present=trimmed(one.present, one.job.min_slots), why_fixed=why)
-
-
 def _ask(request: AllocationRequest) -> Decision:
-    """Ask the policy about one group of jobs after the other, and return all answers together."""
     cluster, left = request.cluster, dict(request.nodes)
     answer, most, models = Decision(), request.most, StepTimeModels()
     silent = [host.name for host in cluster.hosts if host.offer is None]
@@ -362,7 +319,6 @@ def _ask(request: AllocationRequest) -> Decision:
 
 
 def kind_of(cluster: ClusterView, host: str) -> str:
-    """Return the kind of machine that a host offers; empty if it offers nothing just now."""
     offer = cluster.host_named[host].offer
     return offer.kind if offer is not None else ""
 
@@ -383,7 +339,6 @@ def _limited(free: Mapping[str, int], most: int, jobs: Sequence[ActiveJob]) -> d
 
 
 def _sum(many: Iterable[Mapping[str, int]]) -> Counter[str]:
-    """Return, by host, the sum of the numbers of slots in all mappings of `many`."""
     total: Counter[str] = Counter()
     for slots in many:
         total.update(slots)
@@ -391,7 +346,6 @@ def _sum(many: Iterable[Mapping[str, int]]) -> Counter[str]:
 
 
 def _sized(jobs: Sequence[ActiveJob], decision: Allocation, slots: int) -> list[JobSize]:
-    """Return the jobs that get slots by a policy's decision, each with an allowed size."""
     suggested = decision.placements
     sizes, left = {}, slots
     for one in jobs:
@@ -452,7 +406,6 @@ SPARED = "keeps its fewest slots: no job is halted for another queue where small
 
 
 def ask_by_queue(request: AllocationRequest) -> Decision:
-    """Ask the policy about the jobs of each queue, with the slots that the queue may have."""
     queues = request.cluster.queues
     reasons: dict[str, str] = {}
     by_queue: dict[str, list[ActiveJob]] = {}
@@ -488,9 +441,10 @@ def ask_by_queue(request: AllocationRequest) -> Decision:
     idle = slots - sum(one.used for one in answers.values())
     for name in sorted(names, key=need):
         used, most = answers[name].used, requests[name].limit
-        if idle <= 0 or used >= most:
+        room = dict(_sum([left, *answers[name].targets.values()]))
+        fixed = _sum(one.present for one in by_queue[name] if one.is_fixed)  # perhaps given away
+        if idle <= 0 or used >= most or any(fixed[host] > room[host] for host in room):
             continue
-        room = _with(left, answers[name], request.nodes)
         part = replace(request, active=by_queue[name], nodes=room, queue=name)
         more = min(most, used + idle)
         again = _ask_queue(part, more)
@@ -532,7 +486,6 @@ def _within_quota(
 def _request_of(
     name: str, jobs: Sequence[ActiveJob], record: QueueRecord, nodes: Mapping[str, int]
 ) -> QueueRequest:
-    """Return what the jobs of the queue called `name` can use of `nodes`, host -> slots."""
     wanted: dict[tuple[str, ...], int] = {}
     for one in jobs:
         wanted[one.hosts] = wanted.get(one.hosts, 0) + max(one.most, one.size)
@@ -555,7 +508,6 @@ def _is_kept(one: ActiveJob) -> bool:
 
 
 def _ask_queue(request: AllocationRequest, most: int) -> Decision:
-    """Ask the policy about the jobs of one queue, which may have `most` slots together."""
     held = sum(one.size for one in request.active)
     # `cool_down_s` and the like do not keep what another queue's quota needs.
     if sum(one.size for one in request.active if one.is_fixed) > most:
@@ -572,64 +524,42 @@ def _ask_queue(request: AllocationRequest, most: int) -> Decision:
             reasons[one.job.name] = f"waits: it needs {counted(one.job.min_slots, 'slot')}"
         else:
             asked.append(replace(one, most=size))
-    asked = _requesting(asked, most)
-    survivors = _survivors(asked, most)
-    spare = partial(_spare, survivors=survivors, most=most, reclaims=held > most)
-    answer = ask_protecting(
-        replace(request, active=asked, most=most),
-        lambda jobs, answer: spare(jobs, answer, now_s=request.now_s),
-    )
+    # Shrunk so that another queue has its quota: a policy of fixed sizes would halt one else.
+    if sum(max(one.job.manifest.requested_np, one.size) for one in asked if one.size) > most:
+        asked = [
+            replace(one, requested=min(one.size, one.job.manifest.requested_np))
+            if one.size
+            else one
+            for one in asked
+        ]
+    # The jobs that can keep their fewest slots if all together have `most`.
+    room = most - sum(one.size for one in asked if one.is_fixed)
+    survivors = set()
+    for one in sorted(
+        asked, key=lambda one: (one.job.manifest.preemptible is not False, *rank_in_queue(one))
+    ):
+        if not one.is_fixed and one.size >= one.job.min_slots <= room:
+            room -= one.job.min_slots
+            survivors.add(one.job.name)
+
+    def spare(asked: Sequence[ActiveJob], answer: Decision) -> Mapping[str, str]:
+        kept = {**spare_unsaved(asked, answer, most), **spare_young(asked, answer, request.now_s)}
+        found = {name: why for name, why in kept.items() if name in survivors}
+        idle = most - answer.used
+        for one in sorted(losers(asked, answer), key=rank_in_queue):
+            name, least = one.job.name, one.job.min_slots
+            if name not in survivors or name in found:
+                continue
+            # Smaller jobs are enough for the other queue's quota, or it would be halted for nobody.
+            if held > most or least <= idle:
+                found[name] = SPARED
+                idle -= least
+        return found
+
+    answer = ask_protecting(replace(request, active=asked, most=most), spare)
     if not answer.problem:
         answer.reasons |= reasons
     return answer
-
-
-def _requesting(jobs: Sequence[ActiveJob], most: int) -> list[ActiveJob]:
-    """Return the jobs of a queue, so that a policy of fixed sizes lets small ones train on."""
-    training = [one for one in jobs if one.size]
-    if sum(max(one.job.manifest.requested_np, one.size) for one in training) <= most:
-        return list(jobs)
-    # Shrunk so that another queue has its quota: a policy of fixed sizes would halt one else.
-    return [
-        replace(one, requested=min(one.size, one.job.manifest.requested_np)) if one.size else one
-        for one in jobs
-    ]
-
-
-def _survivors(jobs: Sequence[ActiveJob], most: int) -> frozenset[str]:
-    """Return the jobs that can keep their fewest slots if they have `most` together."""
-    left = most - sum(one.size for one in jobs if one.is_fixed)
-    found = []
-    for one in sorted(
-        jobs, key=lambda one: (one.job.manifest.preemptible is not False, *rank_in_queue(one))
-    ):
-        if not one.is_fixed and one.size >= one.job.min_slots <= left:
-            left -= one.job.min_slots
-            found.append(one.job.name)
-    return frozenset(found)
-
-
-def _spare(
-    asked: Sequence[ActiveJob],
-    answer: Decision,
-    survivors: frozenset[str],
-    most: int,
-    reclaims: bool,
-    now_s: float,
-) -> Mapping[str, str]:
-    """Return the jobs that lose all slots by `answer` and may not, each with the reason."""
-    kept = {**spare_unsaved(asked, answer, most), **spare_young(asked, answer, now_s)}
-    found = {name: why for name, why in kept.items() if name in survivors}
-    idle = most - answer.used
-    for one in sorted(losers(asked, answer), key=rank_in_queue):
-        name, least = one.job.name, one.job.min_slots
-        if name not in survivors or name in found:
-            continue
-        # Smaller jobs are enough for the other queue's quota, or it would be halted for nobody.
-        if reclaims or least <= idle:
-            found[name] = SPARED
-            idle -= least
-    return found
 
 
 def _together(
@@ -638,7 +568,6 @@ def _together(
     shares: Mapping[str, int],
     reasons: Mapping[str, str],
 ) -> Decision:
-    """Return the answers about all queues as one, with what a queue has in the reasons."""
     found = Decision(reasons=dict(reasons))
     for answer in answers.values():
         found.targets |= answer.targets
@@ -669,32 +598,17 @@ def _together(
 
 
 def _without(nodes: Mapping[str, int], answer: Decision) -> dict[str, int]:
-    """Return `nodes`, host -> slots, without the slots that jobs get by `answer`."""
-    left = dict(nodes)
-    for target in answer.targets.values():
-        for host, count in target.items():
-            left[host] -= count
-    return left
-
-
-def _with(nodes: Mapping[str, int], answer: Decision, order: Mapping[str, int]) -> dict[str, int]:
-    """Return `nodes`, host -> slots, with the slots of `answer` added, as `order` is."""
-    left = dict(nodes)
-    for target in answer.targets.values():
-        for host, count in target.items():
-            left[host] += count
-    return {host: left[host] for host in order}
+    taken = _sum(answer.targets.values())
+    return {host: slots - taken[host] for host, slots in nodes.items()}
 
 
 # ------------------------------------------------------------
 # Ask a cluster policy which slots each live job shall have, and fit its answer to live jobs.
 #
-# `allocate` does so. The policies are those of the simulator, unchanged. What they do not know is
-# added around them:
+# The policies are those of the simulator, unchanged. What they do not know is added around them:
 #
 # 1. **When.** The policy is asked when a job or a host has come or gone, when a job trains that has
-#    just started, when a priority, a limit or the policy itself has changed, and at an interval. In
-#    between its last decision stands.
+#    just started, when a priority, a limit or the policy has changed, and at an interval.
 # 2. **Priority and labels.** Jobs are asked about in groups: those of a higher priority first; of
 #    one priority, those whose labels leave them the fewest hosts first. Each group is a cluster of
 #    its own, with the slots that the groups before it leave.
@@ -704,20 +618,14 @@ def _with(nodes: Mapping[str, int], answer: Decision, order: Mapping[str, int]) 
 #    slots keeps its fewest, and the policy is asked again with that.
 # 4. **Sizes.** Where a job may have only some sizes, it gets the next smaller one. Slots that this
 #    leaves go to such jobs, in the order of submission, if they reach their next size.
-# 5. **Nodes.** `stable_placing` chooses the nodes.
-# 6. **Profiles.** A job of unknown speed may get other slots for a short time, so that it is
-#    measured (`arrival_profile`).
+# 5. **Nodes.** `place_stably` chooses the nodes.
 #
-# 7. **Queues.** In a cluster that has queues the policy is asked about each of them, with its share
-#    of the slots (`queue_asking`).
-#
-# A decision that breaks a rule of `validity` changes nothing.
+# Queues and profiles are added too. A decision that breaks a rule (`violation`) changes nothing.
 
 
 def allocate(
     cluster: ClusterView, policy: ClusterPolicy, table: DeviceTable
 ) -> tuple[AllocationRecord, dict[str, str]]:
-    """Return the decision that holds now, and why jobs wait that the policy is not told of."""
     active, obstacles = find_active_jobs(cluster, table)
     nodes, last = hosts_with_slots(cluster, table), cluster.allocation
     inputs = _digest(active, nodes, cluster, policy, table.now_s)
@@ -728,17 +636,40 @@ def allocate(
     request = AllocationRequest(active, nodes, cluster, policy, table.now_s)
     answer = ask_by_queue(request) if cluster.queues and not is_held else ask_protecting(request)
     if answer.problem:
+        names = {one.job.name for one in active}
+        targets = {name: target for name, target in last.targets.items() if name in names}
         broken = replace(last, at_s=table.now_s, inputs=inputs, problem=answer.problem)
-        return _without_others(broken, active), obstacles
-    within = [_within_queue(one, answer, cluster) for one in active]
+        return replace(broken, targets=targets), obstacles
+    within = []
+    for one in active:
+        queue = cluster.queues.get(one.job.manifest.queue)
+        if queue is not None and queue.most is not None:
+            # It gets no more slots for its profile than the policy gives it.
+            one = replace(one, most=sum(answer.targets.get(one.job.name, {}).values()))
+        within.append(one)
     profiles = profiled_slots(within, nodes, answer.targets, last, table.now_s)
     given = {name: answer.targets[name] for name in profiles.targets}
     answer.targets |= profiles.targets
     for name, what in profiles.reasons.items():
         answer.reasons[name] = f"{what}: {answer.reasons[name]}"
     held = policy.why if isinstance(policy, KeepAllocation) else ""
-    record = _recorded(answer, last, inputs, table.now_s)
-    return replace(record, profiled=given, held=held), obstacles
+    changed_s = {}
+    for name, target in answer.targets.items():
+        same = last.targets.get(name) == target
+        changed_s[name] = last.changed_s.get(name, table.now_s) if same else table.now_s
+    kept = {name: size for name, size in last.batches.items() if name in answer.reasons}
+    record = AllocationRecord(
+        at_s=table.now_s,
+        inputs=inputs,
+        targets=answer.targets,
+        changed_s=changed_s,
+        batches=kept | answer.batches,
+        reasons=answer.reasons,
+        state=answer.state,
+        profiled=given,
+        held=held,
+    )
+    return record, obstacles
 
 
 def _digest(
@@ -749,10 +680,20 @@ def _digest(
     now_s: float,
 ) -> str:
     """Return a digest, 16 hexadecimal digits, whose change lets the policy be asked at once."""
-    limits = _OwnLimits(nodes)
+    kept: dict[tuple[int, int], list[tuple[str, int]]] = {}
+
+    def own_limits(one: ActiveJob) -> list[tuple[str, int]]:
+        """Return (host, limit) where the job may have fewer slots than can be counted on."""
+        # Most jobs share one object with their limits.
+        key = id(one.limits), id(one.hosts)
+        if key not in kept:
+            limits = [(host, one.limits.get(host, 0)) for host in one.hosts]
+            kept[key] = [(host, limit) for host, limit in limits if limit < nodes[host]]
+        return kept[key]
+
     jobs = [
         (
-            (one.job.order, one.group, one.most, one.why_fixed, limits.of(one)),
+            (one.job.order, one.group, one.most, one.why_fixed, own_limits(one)),
             profile_progress(one.job, cluster.allocation, now_s),
         )
         for one in active
@@ -763,56 +704,3 @@ def _digest(
     ]
     inputs = (jobs, kinds, policy, queues) if queues else (jobs, kinds, policy)
     return hashlib.sha256(repr(inputs).encode()).hexdigest()[:16]
-
-
-def _within_queue(one: ActiveJob, answer: Decision, cluster: ClusterView) -> ActiveJob:
-    """Return a job that gets no more slots for its profile than the policy gives it."""
-    queue = cluster.queues.get(one.job.manifest.queue)
-    if queue is None or queue.most is None:
-        return one
-    return replace(one, most=sum(answer.targets.get(one.job.name, {}).values()))
-
-
-class _OwnLimits:
-    """A finder of the hosts where jobs may have fewer slots than can be counted on."""
-
-    def __init__(self, nodes: Mapping[str, int]) -> None:
-        self._nodes = nodes
-        self._kept: dict[tuple[int, int], list[tuple[str, int]]] = {}  # of the same objects
-
-    def of(self, one: ActiveJob) -> list[tuple[str, int]]:
-        """Return (host, limit) for such hosts; hosts without the job's labels are left out."""
-        # most jobs share one object with their limits
-        key = id(one.limits), id(one.hosts)
-        found = self._kept.get(key)
-        if found is None:
-            limits = [(host, one.limits.get(host, 0)) for host in one.hosts]
-            found = [(host, limit) for host, limit in limits if limit < self._nodes[host]]
-            self._kept[key] = found
-        return found
-
-
-def _recorded(
-    answer: Decision, last: AllocationRecord, inputs: str, now_s: float
-) -> AllocationRecord:
-    """Return the record of a policy's answer, for the node `allocation`."""
-    changed_s = {}
-    for name, target in answer.targets.items():
-        same = last.targets.get(name) == target
-        changed_s[name] = last.changed_s.get(name, now_s) if same else now_s
-    kept = {name: size for name, size in last.batches.items() if name in answer.reasons}
-    return AllocationRecord(
-        at_s=now_s,
-        inputs=inputs,
-        targets=answer.targets,
-        changed_s=changed_s,
-        batches=kept | answer.batches,
-        reasons=answer.reasons,
-        state=answer.state,
-    )
-
-
-def _without_others(record: AllocationRecord, active: Sequence[ActiveJob]) -> AllocationRecord:
-    names = {one.job.name for one in active}
-    targets = {name: target for name, target in record.targets.items() if name in names}
-    return replace(record, targets=targets)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -24,8 +24,6 @@ from edl.cluster.view import (
     DeviceTable,
     JobMeasurements,
     JobView,
-    PathCheck,
-    too_long_for_a_question,
 )
 from edl.errors import some
 from edl.policy.step_time import StepTime, StepTimeSample
@@ -57,13 +55,9 @@ from edl.text import counted, verb
 
 
 FITTED = 20_000  # models that are kept, twice as many as a cluster may have jobs
-
 ROUNDED_TO = 0.01  # of the logarithms of times and batches to which a model is fitted
-
 LEAST_SERVICE_S = 60.0  # of a job that has just begun, and may be any length
-
 LEAST_LEFT_S = 1.0  # of a job that takes longer than its user has said
-
 UNKNOWN_SPEED = StepTime(each_sample_s=1.0)
 
 
@@ -71,30 +65,24 @@ UNKNOWN_SPEED = StepTime(each_sample_s=1.0)
 class LiveModel:
     """The known speed and remaining work of a live job, a `TrainingModel`."""
 
-    # the step times that the model is fitted to; empty: nothing is known of the job's speed
-    samples: tuple[StepTimeSample, ...]
+    samples: tuple[StepTimeSample, ...]  # the known step times; empty: its speed is not known
     left: float | None  # the samples left to train; None: not known
     left_slot_s: float  # where `left` is not known: the slot-seconds that are left
     fewest: int  # the fewest slots that the job may have, on which `left_slot_s` would be spent
     noise_scale: float | None  # the noise scale of the gradients, in samples; None: not known
     smallest_batch: int  # the smallest global batch of the job, in samples
-    # the sizes of the script's batches; None: the cluster sets the global batch
-    batching: Batching | None
-    # fits the models of this job and of others, which are read together
-    models: StepTimeModels = field(repr=False, compare=False)
+    batching: Batching | None  # of the script; None: the cluster sets the global batch
+    models: StepTimeModels = field(repr=False, compare=False)  # fits this and others together
 
     @cached_property
     def step_time(self) -> StepTime:
-        """The fitted model of a step's time."""
         return self.models.model(self.samples) if self.samples else UNKNOWN_SPEED
 
     @property
     def error(self) -> StepTimeError:
-        """The error of the fitted times: the standard error of the fit, from its residuals."""
         return _fit_error(self.step_time, self.samples)
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
-        """Return the time in which `batch` samples are trained, in seconds."""
         workers, hosts = sum(slots), len(slots)
         # The script may set another global batch: then it trains these samples in more or fewer
         # steps.
@@ -102,37 +90,44 @@ class LiveModel:
         step_s = self.step_time.step_s(workers, hosts, step / workers) * batch / step
         if not self.samples:
             return step_s
-        near = min(self.samples, key=lambda one: _distance(one, workers, hosts, step))
+
+        def distance(one: StepTimeSample) -> tuple[float, ...]:
+            other = abs(one.hosts - hosts), abs(one.batch - step / workers)
+            return abs(one.workers - workers), *other
+
+        near = min(self.samples, key=distance)
         return step_s * near.step_s / self.step_time.step_s(near.workers, near.hosts, near.batch)
 
     def efficiency(self, batch: int) -> float:
-        """Return the progress of a sample in a global batch of `batch`, over the smallest one."""
         if self.noise_scale is None or self.noise_scale == float("inf"):
             return 1.0
         return (self.noise_scale + self.smallest_batch) / (self.noise_scale + batch)
 
     def steps_left(self, batch: int) -> float:
-        """Return how many times the job will train `batch` samples until it ends."""
         if self.left is not None:
             return self.left / batch
         return self.left_slot_s / self.fewest / self.step_s((self.fewest,), batch)
 
 
 def live_model(job: JobView, now_s: float, models: StepTimeModels | None = None) -> LiveModel:
-    """Return the model of a live job's speed and remaining work, from what is known of both."""
     models = models or StepTimeModels()
     measured, hints = job.measured, job.manifest.hints
     batch, batching = batch_of(job), batching_of(job)
-    samples = speed_samples(measured, hints, batching)
+    samples = tuple(one for one, _ in sourced_samples(measured, hints, batching))
     left = measured.left
     if left is None and hints.steps is not None:
         left = max(0.0, float(hints.steps - measured.done_steps)) * batch
     limit = job.manifest.batch
+    attained = job.life.attained_s(now_s)
+    left_slot_s = max(attained, LEAST_SERVICE_S * job.min_slots)
+    if hints.duration_s is not None:
+        whole = hints.duration_s * job.manifest.requested_np
+        left_slot_s = max(whole - attained, LEAST_LEFT_S)
     models.add(samples)
     return LiveModel(
         samples=samples,
         left=left,
-        left_slot_s=_left_slot_s(job, now_s),
+        left_slot_s=left_slot_s,
         fewest=job.min_slots,
         noise_scale=measured.noise_scale,
         smallest_batch=limit.min if limit is not None else batch,
@@ -142,7 +137,6 @@ def live_model(job: JobView, now_s: float, models: StepTimeModels | None = None)
 
 
 def is_measured(job: JobView) -> bool:
-    """Return whether the speed of `job` is measured, and what is left of it is known."""
     measured, hints = job.measured, job.manifest.hints
     left = measured.left is not None or hints.steps is not None
     speed = bool(measured.steps or measured.curve or hints.samples_per_s)
@@ -156,19 +150,11 @@ def batch_of(job: JobView) -> int:
 
 
 def batching_of(job: JobView) -> Batching:
-    """Return the batch sizes of `job`, which tell the global batch for each number of workers."""
     if job.manifest.batch is not None:
         return Batching(global_batch=batch_of(job))
     steps = job.measured.steps
     # A script that reads its own data: as many samples of a worker as were measured last.
     return job.measured.batching or Batching(max(1, round(steps[-1].batch)) if steps else 1)
-
-
-def speed_samples(
-    measured: JobMeasurements, hints: PolicyHints, batching: Batching
-) -> tuple[StepTimeSample, ...]:
-    """Return all known step times of a job: measured ones, then those of curves."""
-    return tuple(one for one, _ in sourced_samples(measured, hints, batching))
 
 
 class ThroughputSource(StrEnum):
@@ -183,7 +169,6 @@ class ThroughputSource(StrEnum):
 def sourced_samples(
     measured: JobMeasurements, hints: PolicyHints, batching: Batching
 ) -> tuple[tuple[StepTimeSample, ThroughputSource], ...]:
-    """Return the known step times of a job as `speed_samples` does, each with its source."""
     found = [(one, ThroughputSource.MEASURED) for one in measured.steps]
     for curve, source in (
         (measured.curve, ThroughputSource.FORMER_JOB),
@@ -198,17 +183,13 @@ def sourced_samples(
 
 
 class StepTimeModels:
-    """A cache that fits the models of the step times of several jobs together."""
-
     def __init__(self) -> None:
         self._added: dict[tuple[StepTimeSample, ...], None] = {}
 
     def add(self, samples: tuple[StepTimeSample, ...]) -> None:
-        """Let the model of `samples` be fitted with the others."""
         self._added[samples] = None
 
     def model(self, samples: tuple[StepTimeSample, ...]) -> StepTime:
-        """Return the model of a step's time that fits `samples` best, at least one step time."""
         # Each mean of a job differs a little from its last one: rounded, most models are known.
         key = _rounded(samples)
         found = _FITTED.get(key)
@@ -218,24 +199,18 @@ class StepTimeModels:
             fitted = dict(zip(new, fit_all(new), strict=True))
             self._added = {}
             found = fitted[key]
-            _keep(fitted)
+            _FITTED.update(fitted)
+            if len(_FITTED) > FITTED:  # without the older half
+                for old in list(_FITTED)[: FITTED // 2]:
+                    _FITTED.pop(old, None)
         return found
 
 
 _FITTED: dict[tuple[StepTimeSample, ...], StepTime] = {}
 
 
-def _keep(fitted: Mapping[tuple[StepTimeSample, ...], StepTime]) -> None:
-    """Keep fitted models, by the rounded samples; if they are too many, without the older half."""
-    _FITTED.update(fitted)
-    if len(_FITTED) > FITTED:
-        for key in list(_FITTED)[: FITTED // 2]:
-            _FITTED.pop(key, None)
-
-
 @lru_cache(maxsize=FITTED)
 def _rounded(samples: tuple[StepTimeSample, ...]) -> tuple[StepTimeSample, ...]:
-    """Return `samples` with times and batches rounded to powers of 1.01."""
     return tuple(
         StepTimeSample(
             one.workers,
@@ -263,53 +238,31 @@ def _fit_error(step_time: StepTime, samples: tuple[StepTimeSample, ...]) -> Step
     return StepTimeError(math.sqrt(sum(one * one for one in residuals) / free), len(samples))
 
 
-def _distance(one: StepTimeSample, workers: int, hosts: int, batch: int) -> tuple[float, ...]:
-    return abs(one.workers - workers), abs(one.hosts - hosts), abs(one.batch - batch / workers)
-
-
-def _left_slot_s(job: JobView, now_s: float) -> float:
-    """Return the estimated slot-seconds that a job of unknown length has left at `now_s`."""
-    attained, hints = job.life.attained_s(now_s), job.manifest.hints
-    if hints.duration_s is not None:
-        whole = hints.duration_s * job.manifest.requested_np
-        return max(whole - attained, LEAST_LEFT_S)
-    return max(attained, LEAST_SERVICE_S * job.min_slots)
-
-
 HAS_SLOTS = (LifeState.STARTING, LifeState.RUNNING)
 # Jobs that wait, of one priority and the same labels, that a policy chooses among: the first ones.
 # It bounds what one decision costs, so queues share it; Slurm's backfill looks at as many
 # (bf_max_job_test).
 MAX_ASKED = 500
-
 MIN_ASKED = 50  # of each queue, however many there are
 
 
 @dataclass(frozen=True)
 class ActiveJob:
-    """A job that a policy may give slots to; `find_active_jobs` makes it."""
-
     job: JobView  # the job as the leader has read it: its manifest, life, run and measurements
     limits: Mapping[str, int]  # host -> the most slots that it may have there, above 0
-    # host -> the slots that it has there by the last decision, at most the limit; hosts that do not
-    # count are left out
-    present: Mapping[str, int]
-    # why the policy may not change the job's slots `present` now, as a sentence; empty: it may
-    why_fixed: str
+    present: Mapping[str, int]  # host -> slots there by the last decision, at most the limit
+    why_fixed: str  # why the slots `present` may not be changed, a sentence; else empty
     most: int  # the most slots that a policy may give it, on all hosts together
     hosts: tuple[str, ...]  # the hosts that count and have the labels that it asks for
     labels: str  # these labels as a text, "key=value,..."; empty if all hosts have them
-    # the slots that a policy of fixed sizes gives it; 0: as its manifest requests
-    requested: int = 0
+    requested: int = 0  # by a policy of fixed sizes; 0: as its manifest requests
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the policy may not change the job's slots `present` now."""
         return bool(self.why_fixed)
 
     @property
     def size(self) -> int:
-        """The number of slots that it has now, on all hosts together."""
         return sum(self.present.values())
 
     @property
@@ -318,7 +271,6 @@ class ActiveJob:
         return -self.job.wanted.priority, len(self.hosts), self.labels
 
     def cluster_job(self, now_s: float, models: StepTimeModels | None = None) -> ClusterJob:
-        """Return the job as the value that a cluster policy reads."""
         job, sizes = self.job, self.job.manifest.allowed_sizes
         batch, limit = batch_of(job), job.manifest.batch
         chosen = limit is not None and limit.set_by_policy
@@ -360,7 +312,6 @@ def hosts_with_slots(cluster: ClusterView, table: DeviceTable) -> dict[str, int]
 def find_active_jobs(
     cluster: ClusterView, table: DeviceTable
 ) -> tuple[list[ActiveJob], dict[str, str]]:
-    """Return the jobs that may get slots, in the order of submission, and why others wait."""
     nodes = hosts_with_slots(cluster, table)
     choices = _HostChoices(cluster, table, nodes)
     count = len(cluster.queues)
@@ -395,9 +346,15 @@ def obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
     if job.run_is_foreign:
         hint = f"stop it with `edl stop {job.name}`, or delete this job"
         return f"waits: a job of this name, which the cluster has not started, runs; {hint}"
-    other = _waits_for_earlier(job, cluster) or _too_long_paths(job)
-    if other:
-        return other
+    # When it first started, the others had finished; their records may be removed by now.
+    for name in () if job.life.started_s else job.manifest.after:
+        first = cluster.by_name.get(name)
+        if first is None:
+            return f"waits for job {name}, which is not there; submit it, or delete this job"
+        failed = first.life.result in (LifeResult.FAILED, LifeResult.DELETED)
+        is_passed = failed and job.manifest.after_failed == "start"
+        if not is_passed and first.life.result is not LifeResult.FINISHED:
+            return f"waits for job {name}, which is {first.life.result or first.life.state}"
     missing = [name for name in job.manifest.secrets if name not in cluster.secrets]
     if missing:
         return f"waits for the secret {missing[0]}: `edl secret set {missing[0]}`"
@@ -407,42 +364,15 @@ def obstacle(job: JobView, cluster: ClusterView, now_s: float) -> str | None:
     return None
 
 
-def _waits_for_earlier(job: JobView, cluster: ClusterView) -> str:
-    """Return which job must finish before `job` starts, as a sentence; empty: none."""
-    # The others had finished when it first started; their records may be removed by now.
-    if job.life.started_s:
-        return ""
-    for name in job.manifest.after:
-        first = cluster.by_name.get(name)
-        if first is None:
-            return f"waits for job {name}, which is not there; submit it, or delete this job"
-        failed = first.life.result in (LifeResult.FAILED, LifeResult.DELETED)
-        if failed and job.manifest.after_failed == "start":
-            continue
-        if first.life.result is not LifeResult.FINISHED:
-            return f"waits for job {name}, which is {first.life.result or first.life.state}"
-    return ""
-
-
-def _too_long_paths(job: JobView) -> str:
-    why = too_long_for_a_question(job.manifest.required_paths)
-    return f"waits: {why}; delete it, and submit it with fewer or shorter paths" if why else ""
-
-
 @dataclass(frozen=True)
 class _HostChoice:
-    """The hosts that a job can use."""
-
     limits: Mapping[str, int]  # host -> the most slots that it may have there, above 0
-    hosts: tuple[str, ...]  # the hosts that have its labels, and are not known to lack its files
+    hosts: tuple[str, ...]  # the hosts that have its labels, and on which it has not failed
     labels: str  # a text that only jobs with the same hosts have; empty if they are all
-    check: PathCheck  # what the hosts have said of its files
     room: int  # the slots that it could have, on all hosts together
 
 
 class _HostChoices:
-    """The hosts that each job can use; those of most jobs are the same."""
-
     def __init__(self, cluster: ClusterView, table: DeviceTable, nodes: Mapping[str, int]) -> None:
         self.nodes = nodes
         self._cluster = cluster
@@ -451,9 +381,8 @@ class _HostChoices:
         self._silent = [host for host in cluster.hosts if host.offer is None]
 
     def of(self, job: JobView) -> _HostChoice:
-        """Return the hosts that `job` can use."""
         tenant = tenant_of(job.name, self._cluster.tenants)
-        key = tenant, tuple(job.manifest.labels.items()), tuple(job.manifest.required_paths)
+        key = tenant, tuple(job.manifest.labels.items())
         found = self._kept.get(key)
         if found is None:
             name = tenant and f"{tenant}{SEPARATOR}"  # no job is called so
@@ -464,40 +393,46 @@ class _HostChoices:
         refuses = self._table.refuses(job.name, job.order)
         names = {*job.life.limits, *self._table.of_job(job.name), *refuses}
         own = {host: self.nodes[host] for host in names if host in self.nodes}
-        limits = _limits(job, self._cluster, self._table, own, found.check)
+        limits = _limits(job, self._cluster, self._table, own)
         if all(found.limits.get(host) == limits.get(host) for host in own):
             return found
         return self._choose(job)
 
     def _choose(self, job: JobView) -> _HostChoice:
         """Compute the hosts that `job` can use, and return them as a new object; keep nothing."""
-        check = self._cluster.path_checks.of(job.manifest)
-        limits = _limits(job, self._cluster, self._table, self.nodes, check)
+        limits = _limits(job, self._cluster, self._table, self.nodes)
         closed = (host for host in self.nodes if self._cluster.is_closed_to(host, job.name))
-        lacking = {*check.lacking, *self._table.refuses(job.name, job.order), *closed}
-        hosts, labels = _hosts_of(job, self._cluster, self.nodes, limits, lacking)
-        return _HostChoice(limits, hosts, labels, check, sum(limits.values()))
+        without = {*self._table.refuses(job.name, job.order), *closed}
+        labelled = [host for host in self.nodes if has_labels(job, self._cluster, host)]
+        hosts = tuple(host for host in labelled if host in limits or host not in without)
+        labels = ",".join(f"{key}={value}" for key, value in sorted(job.manifest.labels.items()))
+        if others := ",".join(host for host in labelled if host not in hosts):
+            labels = f"{labels} without {others}".strip()
+        if len(hosts) == len(self.nodes):
+            labels = ""
+        return _HostChoice(limits, hosts, labels, sum(limits.values()))
 
 
 def _active(
     job: JobView, cluster: ClusterView, table: DeviceTable, choices: _HostChoices
 ) -> ActiveJob | str:
-    """Return `job` as an active one or, as a sentence, why it cannot be one."""
     choice = choices.of(job)
-    limits, check, room = choice.limits, choice.check, choice.room
+    limits, room = choice.limits, choice.room
     sizes = job.manifest.allowed_sizes
     most = sizes.below(room)
-    if _waits_for_answers(job, cluster, table.now_s, check):
-        return f"waits: {check.told}"
     if most is None:
         if why := _closed(job, cluster, choice):
             return why
-        failed = table.refuses(job.name, job.order)
-        whys = (
-            f"; it could not start on host {host}: {one.reason}" for host, one in failed.items()
-        )
-        why = _too_large(job, room, choices.nodes, check, cluster.more_hosts)
-        return why + "".join(whys)
+        total = sum(choices.nodes.values())
+        why = f"waits: it needs {counted(job.min_slots, 'slot')}"
+        if room == total:
+            why += f", and the cluster has {total}; {cluster.more_hosts}"
+        else:
+            where = "on hosts with its labels on which it may start"
+            why += f", and there are {room} {where}, of {total} in the cluster"
+        for host, one in table.refuses(job.name, job.order).items():
+            why += f"; it could not start on host {host}: {one.reason}"
+        return why
     had = _had(job, cluster, table)
     present = {host: min(count, limits[host]) for host, count in had.items() if host in limits}
     if had and not present:  # it was to move, and its new hosts fail: it still trains on the old
@@ -536,71 +471,32 @@ def _why_fixed(job: JobView, unchanged_s: float) -> str:
     return ""
 
 
-def _waits_for_answers(job: JobView, cluster: ClusterView, now_s: float, check: PathCheck) -> bool:
-    """Return whether a queued job waits until all hosts have said whether they have its files."""
-    asked = any(cluster.host_named[host].takes_slots for host in check.unknown)
-    waited_s = now_s - job.life.since_s
-    # for a short time, so that it starts with all its slots at once
-    return (
-        asked and job.life.state is LifeState.QUEUED and 0 <= waited_s < cluster.settings.gather_s
-    )
-
-
-def _hosts_of(
-    job: JobView,
-    cluster: ClusterView,
-    nodes: Mapping[str, int],
-    known: Collection[str],
-    lacking: Collection[str],
-) -> tuple[tuple[str, ...], str]:
-    """Return the hosts that a job can use, and a text that only jobs with the same hosts have."""
-    labelled = [host for host in nodes if has_labels(job, cluster, host)]
-    hosts = tuple(host for host in labelled if host in known or host not in lacking)
-    labels = ",".join(f"{key}={value}" for key, value in sorted(job.manifest.labels.items()))
-    without = ",".join(host for host in labelled if host not in hosts)
-    text = f"{labels} without {without}".strip() if without else labels
-    return hosts, "" if len(hosts) == len(nodes) else text
-
-
 def _within_hosts(
     active: list[ActiveJob], nodes: Mapping[str, int], table: DeviceTable
 ) -> list[ActiveJob]:
-    """Return the active jobs, changed so that they have at most the slots of each host together."""
-    present: Counter[str] = Counter()
+    had: Counter[str] = Counter()
     for one in active:
-        present.update(one.present)
+        had.update(one.present)
     for host, slots in nodes.items():
-        if present[host] > slots:
-            active = _within(active, host, slots, table)
+        if had[host] <= slots:
+            continue
+        # Each keeps only slots that belong to it already: others were not given back. Where the
+        # host offers too few for these, the jobs that were submitted last have fewer.
+        for at, one in enumerate(active):
+            entry = table.entries(one.job.name, one.job.life.run).get(host)
+            own = len(entry.devices) - len(entry.leaving) if entry is not None else 0
+            count = min(one.present.get(host, 0), own, slots)
+            slots -= count
+            if count < one.present.get(host, 0):
+                present = {**one.present, host: count}
+                present = {name: number for name, number in present.items() if number}
+                active[at] = replace(one, present=present, why_fixed="")
     return active
 
 
-def _within(active: list[ActiveJob], host: str, slots: int, table: DeviceTable) -> list[ActiveJob]:
-    """Return the active jobs, changed so that they have together at most `slots` on `host`."""
-    found = []
-    for one in active:
-        entry = table.entries(one.job.name, one.job.life.run).get(host)
-        # Each keeps only slots that belong to it already: others were not given back. Where the
-        # host offers too few for these, the jobs that were submitted last have fewer.
-        own = len(entry.devices) - len(entry.leaving) if entry is not None else 0
-        count = min(one.present.get(host, 0), own, slots)
-        slots -= count
-        if count < one.present.get(host, 0):
-            present = {**one.present, host: count}
-            present = {name: number for name, number in present.items() if number}
-            one = replace(one, present=present, why_fixed="")
-        found.append(one)
-    return found
-
-
 def _limits(
-    job: JobView,
-    cluster: ClusterView,
-    table: DeviceTable,
-    nodes: Mapping[str, int],
-    check: PathCheck,
+    job: JobView, cluster: ClusterView, table: DeviceTable, nodes: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the most slots that `job` may have on each host, above 0, in the order of `nodes`."""
     life = job.life
     own = table.entries(job.name, life.run) if life.state.has_run else {}
     # those that still have something of a former run
@@ -613,16 +509,14 @@ def _limits(
         limit = life.limits.get(host)
         if limit is not None and limit.until_s > table.now_s:
             slots = min(slots, limit.most)
-        allows = check.allows(host) and not cluster.is_closed_to(host, job.name)
-        is_open = host not in blocked and (host in own or allows)
-        is_open = is_open and host not in failed
+        is_open = host not in blocked and host not in failed
+        is_open = is_open and (host in own or not cluster.is_closed_to(host, job.name))
         if slots and is_open and has_labels(job, cluster, host):
             found[host] = slots
     return found
 
 
 def has_labels(job: JobView, cluster: ClusterView, host: str) -> bool:
-    """Return whether `host` has all labels that `job` asks for."""
     view = cluster.host_named[host]
     wanted = job.manifest.labels
     # silent: its labels are not known
@@ -632,7 +526,6 @@ def has_labels(job: JobView, cluster: ClusterView, host: str) -> bool:
 
 
 def _had(job: JobView, cluster: ClusterView, table: DeviceTable) -> Mapping[str, int]:
-    """Return the slots of a job by the policy's last decision, by host."""
     if job.life.state not in HAS_SLOTS:
         return {}
     last = cluster.allocation
@@ -663,22 +556,6 @@ def _closed(job: JobView, cluster: ClusterView, choice: _HostChoice) -> str:
     )
 
 
-def _too_large(
-    job: JobView, room: int, nodes: Mapping[str, int], check: PathCheck, more_hosts: str
-) -> str:
-    """Return the sentence that says that a job needs more slots than there are."""
-    needs = f"waits: it needs {counted(job.min_slots, 'slot')}"
-    total = sum(nodes.values())
-    if room == total:
-        return f"{needs}, and the cluster has {total}; {more_hosts}"
-    if check.told:
-        return (
-            f"{needs}, and there are {room} of {total} on hosts that have its files: {check.told}"
-        )
-    why = "on hosts with its labels on which it may start"
-    return f"{needs}, and there are {room} {why}, of {total} in the cluster"
-
-
 # ------------------------------------------------------------
 # Say how fast a job of a cluster trains with some numbers of workers, and how that is known.
 
@@ -700,7 +577,6 @@ class ThroughputPoint(Record):
 
 
 def throughput_curve(job: JobView, slots: int, now_s: float) -> tuple[ThroughputPoint, ...]:
-    """Return the throughput of `job` with all numbers of workers for which it is known."""
     batch, found = batch_of(job), {}
     for one, source in sourced_samples(job.measured, job.manifest.hints, batching_of(job)):
         measured = one.workers * one.batch / one.step_s

@@ -106,24 +106,19 @@ class HostSlots(Record):
 class JobHistoryState(Record):
     """A job as far as its events were replayed."""
 
-    # what is known of it; its slot-seconds are those of the intervals that have ended
-    history: JobHistory
+    history: JobHistory  # its slot-seconds are those of intervals that have ended
     hosts: Mapping[str, HostSlots] = field(default_factory=dict)
-    # the time of the last event about it that a leader has written; 0: there is none
-    last_s: float = 0.0
+    last_s: float = 0.0  # the time of a leader's last event about it; 0: there is none
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended, or nothing more will be known of it."""
         return self.history.ended_s > 0.0
 
     def until(self, now_s: float) -> JobHistory:
-        """Return what is known of the job, with its slot-seconds until `now_s`."""
         running = sum(one.slots * max(0.0, now_s - one.since_s) for one in self.hosts.values())
         return replace(self.history, slot_s=self.history.slot_s + running)
 
     def open_intervals(self) -> tuple[SlotInterval, ...]:
-        """Return the intervals of slots that have not ended, in the order of the hosts."""
         return tuple(
             SlotInterval(
                 self.history.submission, self.history.job, host, one.slots, one.since_s, None
@@ -135,14 +130,12 @@ class JobHistoryState(Record):
 class EventOutcome(NamedTuple):
     """The changes of the history that follow from one event."""
 
-    # the jobs that it changes, as they are after it; the last one has the event's name now
-    jobs: tuple[JobHistoryState, ...] = ()
+    jobs: tuple[JobHistoryState, ...] = ()  # as they are now; the last has the event's name
     intervals: tuple[SlotInterval, ...] = ()  # the intervals that end with it
     audit: AuditEntry | None = None  # the entry in the audit; None: no user has asked for it
 
 
 def replayed(before: JobHistoryState | None, number: int, event: ClusterEvent) -> EventOutcome:
-    """Return what an event adds to the history."""
     # `before`: the job of the event's name that has not ended
     audit = None
     if event.kind in BY_USERS:
@@ -184,7 +177,6 @@ def _known(before: JobHistoryState | None, number: int, event: ClusterEvent) -> 
 
 
 def _with_state(job: JobHistoryState, event: ClusterEvent, state: LifeState) -> EventOutcome:
-    """Return what the event that a job has entered `state` adds to the history."""
     intervals: tuple[SlotInterval, ...] = ()
     now = replace(job, last_s=max(job.last_s, event.time_s))
     if not state.has_run:
@@ -206,7 +198,6 @@ def _with_state(job: JobHistoryState, event: ClusterEvent, state: LifeState) -> 
 def _with_slots(
     job: JobHistoryState, slots: Mapping[str, int], now_s: float
 ) -> tuple[JobHistoryState, tuple[SlotInterval, ...]]:
-    """Return `job` with other slots from `now_s` on, and the intervals that end then."""
     now_s = max(now_s, job.last_s)
     hosts = {host: HostSlots(count, now_s) for host, count in slots.items() if count > 0}
     closed = []

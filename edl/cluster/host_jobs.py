@@ -19,57 +19,43 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from edl.cluster.records import HostAssignment, HostReport, JobReport
+from edl.cluster.records import LACKS, HostAssignment, HostReport, JobReport
 from edl.errors import ALREADY_HERE_EXIT, UsageError
 
 
 @dataclass(frozen=True)
 class HostLimits:
-    """The time limits of `edl host`, in seconds."""
-
     by_itself_s: float = 2.0  # how long a run that ends may take to end by itself
     kill_after_s: float = 10.0  # how long after SIGTERM the processes of a run are killed
-    # how long the leader has to move jobs off a host that leaves, before its agents let their
-    # workers leave by themselves
-    move_s: float = 5.0
+    move_s: float = 5.0  # for the leader to move jobs off a host that leaves, before its agents do
     stable_s: float = 10.0  # an agent that lives so long has not failed at its start
-    # the pause before an agent that has failed at its start twice is started again; it doubles each
-    # time
-    pause_s: float = 1.0
+    pause_s: float = 1.0  # after the second failure at the start; it doubles each time
     most_pause_s: float = 30.0  # the longest such pause
-    # the pause after an agent that has left because its run has no devices here
-    left_pause_s: float = 0.5
+    left_pause_s: float = 0.5  # after an agent that left because its run has no devices here
 
 
 LIMITS = HostLimits()
-
 REFUSED_AFTER = 4  # agents of a run that failed soon after their start, one after another
 
 
 @dataclass(frozen=True)
 class RunProcess:
-    """A living process of a run of a job on this host."""
-
     pid: int  # the process id
     started: int  # when it was started, in clock ticks since the machine came up
     job: str  # the name of the job
     run: str  # the token of the run
-    # the id of the start attempt of the worker that it is, or that has started it; empty: it is the
-    # agent, or belongs to the agent
-    attempt_id: str = ""
+    attempt_id: str = ""  # of the worker that it is, or that has started it; else empty
     is_agent: bool = False  # whether it is an agent
 
     @property
     def identity(self) -> tuple[int, int]:
-        """The pair (pid, start time in clock ticks), which no other process of the machine has."""
         return self.pid, self.started
 
     @property
     def of_run(self) -> tuple[str, str]:
-        """The pair (name of the job, token of the run) that the process belongs to."""
         return self.job, self.run
 
 
@@ -82,15 +68,11 @@ class LastAgent:
     reason: str = ""  # why it ended, as a sentence; empty: it is not known
     is_final: bool = False  # whether no other agent of the run is started
     refused: bool = False  # final, though its run is not over
-    # whether it ended because its run has no devices here any more; another agent is needed only if
-    # the leader has missed that
-    has_left: bool = False
-    # how many agents of the run have ended soon after their start, one after another
-    failures: int = 0
+    has_left: bool = False  # whether it ended because its run has no devices here any more
+    failures: int = 0  # agents of the run that ended soon after their start, in a row
     ended_s: float = 0.0  # when it ended, by the clock of the decision
 
     def again_s(self, limits: HostLimits) -> float:
-        """Return when the run may get its next agent, in seconds of the clock of `ended_s`."""
         if self.failures < 2:
             return self.ended_s + (limits.left_pause_s if self.has_left else 0.0)
         pause_s = limits.pause_s * 2.0 ** min(self.failures - 2, 30)
@@ -102,27 +84,17 @@ class HostObservation:
     """The facts on this host from which `edl host` decides: processes found, and its own memory."""
 
     version: int  # the version of the assignment that was read before the processes were looked at
-    # the processes of the cluster's jobs that live on this host
-    processes: Sequence[RunProcess] = ()
-    # job -> the last agent that has ended
-    agents: Mapping[str, LastAgent] = field(default_factory=dict)
-    # job -> why no agent of the assigned run can be started now, as a sentence
-    obstacles: Mapping[str, str] = field(default_factory=dict)
-    # (job, run) -> since when the run is to end here, for runs that still live
-    ending_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    # the identities of the processes that have got SIGTERM
-    terminated: frozenset[tuple[int, int]] = frozenset()
-    # whether this host leaves the cluster, so that all its agents are to leave their jobs
-    leaves: bool = False
+    processes: Sequence[RunProcess] = ()  # of the cluster's jobs, on this host
+    agents: Mapping[str, LastAgent] = field(default_factory=dict)  # job -> the last ended one
+    obstacles: Mapping[str, str] = field(default_factory=dict)  # job -> why no agent can start now
+    ending_s: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (job, run) -> since
+    terminated: frozenset[tuple[int, int]] = frozenset()  # those that have got SIGTERM
+    leaves: bool = False  # whether all agents are to leave, as this host leaves the cluster
     kills: bool = False  # whether the time for that is over
-    # path -> whether it is there, for those that the leader asks for and that are known
-    paths: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ProcessSignal:
-    """An order of a host's decision: send one process a signal."""
-
     process: RunProcess
     kill: bool  # whether the signal is SIGKILL; otherwise it is SIGTERM
     reason: str  # why the process is to end, as a clause
@@ -130,21 +102,16 @@ class ProcessSignal:
 
 @dataclass(frozen=True)
 class HostDecision:
-    """A decision of `edl host`: the report to write, agents to start and processes to end."""
-
     report: HostReport  # the report to write
     starts: tuple[str, ...] = ()  # the jobs whose assigned runs get an agent, sorted
     signals: tuple[ProcessSignal, ...] = ()  # the processes that get a signal, in this order
-    # (job, run) -> since when the run is to end here; the next observation has it
-    ending_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    # when to decide again although nothing has changed; None: no time limit runs
-    next_s: float | None = None
+    ending_s: Mapping[tuple[str, str], float] = field(default_factory=dict)  # for the next turn
+    next_s: float | None = None  # when to decide again in any case; None: no limit runs
 
 
 def after_end(
     before: LastAgent | None, ended: LastAgent, lived_s: float, limits: HostLimits = LIMITS
 ) -> LastAgent:
-    """Return `ended` with its number of `failures`, to be kept for the next decision."""
     if lived_s >= limits.stable_s:
         return ended
     earlier = before.failures if before is not None and before.run == ended.run else 0
@@ -156,7 +123,6 @@ def after_end(
 def decide_host(
     assigned: HostAssignment, seen: HostObservation, now_s: float, limits: HostLimits = LIMITS
 ) -> HostDecision:
-    """Return which agents `edl host` starts, which processes it ends, and what it reports."""
     # `now_s` is of any clock that only goes forward, as are the times in `seen`.
     runs: dict[tuple[str, str], list[RunProcess]] = {}
     for process in sorted(seen.processes, key=lambda one: (one.started, one.pid)):
@@ -178,7 +144,7 @@ def decide_host(
         ]
     starts, again_s = _starts(assigned, seen, runs, now_s, limits)
     return HostDecision(
-        HostReport(seen.version, _reports(assigned, seen, runs), seen.paths),
+        HostReport(seen.version, _reports(assigned, seen, runs)),
         starts,
         tuple(signals),
         ending_s,
@@ -234,7 +200,6 @@ def _signals(
 
 
 def _oldest_of_attempts(processes: Sequence[RunProcess]) -> list[RunProcess]:
-    """Return one process for each start attempt of a worker: its oldest living one."""
     found: dict[str, RunProcess] = {}
     for one in processes:
         found.setdefault(one.attempt_id, one)
@@ -249,16 +214,20 @@ def _starts(
     limits: HostLimits,
 ) -> tuple[tuple[str, ...], list[float]]:
     """Return the pair (jobs that get an agent now, sorted; times at which others may get one)."""
-    strangers = [of_run for of_run in runs if not _is_assigned(assigned, of_run)]
+    known = {(job, entry.run) for job, entry in assigned.jobs.items()}
+    strangers = runs.keys() - known
     # A stranger may use any device.
     if seen.kills or strangers:
         return (), []
     starts, times = [], []
-    for job in missing_agents(assigned, seen.processes):
-        if seen.leaves and (job, assigned.jobs[job].run) not in runs:
+    have_agents = {one.of_run for one in seen.processes if one.is_agent}
+    for job, entry in sorted(assigned.jobs.items()):
+        if entry.ends or (job, entry.run) in have_agents:
+            continue
+        if seen.leaves and (job, entry.run) not in runs:
             continue  # only workers that live need an agent, with which they leave
         last = seen.agents.get(job)
-        if last is not None and last.run == assigned.jobs[job].run:
+        if last is not None and last.run == entry.run:
             if last.is_final:
                 continue
             if now_s < last.again_s(limits):
@@ -269,27 +238,11 @@ def _starts(
     return tuple(starts), times
 
 
-def missing_agents(assigned: HostAssignment, processes: Iterable[RunProcess]) -> tuple[str, ...]:
-    """Return the names, sorted, of jobs with a run here that needs an agent and has none."""
-    have = {one.of_run for one in processes if one.is_agent}
-    return tuple(
-        job
-        for job, entry in sorted(assigned.jobs.items())
-        if not entry.ends and (job, entry.run) not in have
-    )
-
-
-def _is_assigned(assigned: HostAssignment, of_run: tuple[str, str]) -> bool:
-    entry = assigned.jobs.get(of_run[0])
-    return entry is not None and entry.run == of_run[1]
-
-
 def _reports(
     assigned: HostAssignment,
     seen: HostObservation,
     runs: Mapping[tuple[str, str], Sequence[RunProcess]],
 ) -> dict[str, JobReport]:
-    """Return what this host reports of each job that is assigned to it or lives on it."""
     living: dict[str, list[RunProcess]] = {}
     for (job, _), processes in sorted(runs.items()):
         # Processes of former runs count, too: they may use the devices.
@@ -300,14 +253,14 @@ def _reports(
         run = entry.run if entry is not None else living[job][0].run
         report = _report(run, living.get(job, ()), seen.agents.get(job))
         if entry is not None and not entry.ends and not report.agent and job in seen.obstacles:
-            report = replace(report, reason=seen.obstacles[job])
+            why = seen.obstacles[job]
+            report = replace(report, reason=why, refused=why.startswith(LACKS))
         if report.lives or report != JobReport(run):
             found[job] = report
     return found
 
 
 def _report(run: str, living: Sequence[RunProcess], last: LastAgent | None) -> JobReport:
-    """Return what this host reports of one job: whether an agent lives, and which workers."""
     agent = any(one.is_agent for one in living)
     # What an agent has started for itself lives as long as the agent.
     counted = [one for one in living if one.attempt_id or (not agent and not one.is_agent)]
@@ -324,11 +277,8 @@ def _report(run: str, living: Sequence[RunProcess], last: LastAgent | None) -> J
 
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?)")
-
 _FACTORS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-
 LEAST_BYTES = 64 << 20  # of a slot's memory: with less no agent starts
-
 LEAST_TASKS = 64
 
 
@@ -342,11 +292,9 @@ class SlotLimits:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is limited."""
         return self == NO_LIMITS
 
     def properties(self, slots: int) -> tuple[str, ...]:
-        """Return the limits of a job with so many slots as properties of a systemd slice."""
         found = []
         if self.memory_bytes is not None:
             found += [f"MemoryMax={self.memory_bytes * slots}", "MemorySwapMax=0"]

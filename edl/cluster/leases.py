@@ -65,7 +65,6 @@ _Labels = frozenset[tuple[str, str]]
 def wanted_hosts(
     cluster: ClusterView, limits: LeaseLimits, missing: AbstractSet[str] = frozenset()
 ) -> tuple[int, str]:
-    """Return how many hosts of the fleet the jobs need, within the limits, and why."""
     slots = limits.shape.slots
     hosts = [
         host
@@ -94,7 +93,6 @@ def wanted_hosts(
 def _requests(
     jobs: Sequence[JobView], others: Collection[str], cluster: ClusterView
 ) -> list[tuple[JobView, int]]:
-    """Return for how many slots each of `jobs` counts, within what its queue may have."""
     left = {name: one.most for name, one in cluster.queues.items() if one.most is not None}
     held: Counter[str] = Counter()
     for host in cluster.hosts:
@@ -142,7 +140,6 @@ def _rigid_limits(
 def _slots_without(
     hosts: Sequence[HostView], others: Collection[str], limits: LeaseLimits
 ) -> Counter[_Labels]:
-    """Return how many slots of `hosts` the jobs `others` do not hold, by labels."""
     found: Counter[_Labels] = Counter()
     for host in hosts:
         if host.offer is not None:
@@ -155,7 +152,6 @@ def _slots_without(
 
 
 def _lacking(wanted: Mapping[_Labels, int], free: Mapping[_Labels, int]) -> int:
-    """Return how many of the slots that jobs ask for the hosts do not have."""
     # Sets of labels that overlap without inclusion may make the result larger than it must be.
     left, lacking = dict(free), 0
     for labels in sorted(wanted, key=_order, reverse=True):
@@ -175,19 +171,17 @@ def _order(labels: _Labels) -> tuple[int, list[tuple[str, str]]]:
 
 
 def _counts(
-    job: JobView, cluster: ClusterView, limits: LeaseLimits, own: Mapping[_Labels, int]
+    job: JobView, cluster: ClusterView, limits: LeaseLimits, free: Mapping[_Labels, int]
 ) -> bool:
-    """Return whether hosts are asked for on behalf of `job`."""
     labels = job.manifest.labels.items()
     if not job.wants_slots or not labels <= limits.shape.labels.items():
         return False
     if tenant_of(job.name, cluster.tenants):
         return False  # lent hosts run without --user
-    room = sum(count for offered, count in own.items() if labels <= offered)
+    room = sum(count for offered, count in free.items() if labels <= offered)
     if job.min_slots > room + limits.max_hosts * limits.shape.slots:
         return False
-    lacking = cluster.path_checks.of(job.manifest).lacking
-    if any((offer := cluster.host_named[host].offer) and offer.lease for host in lacking):
+    if cluster.lacking_on_lent(job):
         return False  # another host of the same fleet would lack its files, too
     if job.life.state is not LifeState.QUEUED:
         return True
@@ -195,34 +189,23 @@ def _counts(
 
 
 PREFIX = "l"  # of the name of a lease, before its number
-
 FIRST_REST_S, MAX_REST_S = 10.0, 300.0
-
 SOON_S = 60.0  # a host that ends so soon after it came, and was not told to, has failed, too
 
 
 @dataclass(frozen=True)
 class ReleaseHost:
-    """The order to give a lease back."""
-
     lease: str  # the name of the lease
-    # its `edl host` is told to leave, and has so many seconds; 0: the engine ends the lease now
-    within_s: float
+    within_s: float  # for its `edl host` to leave; 0: the engine ends the lease now
 
 
 @dataclass(frozen=True)
 class LeaseDecision:
-    """What the leader writes, and what it then orders of the engine."""
-
     table: LeaseTable
-    # the names of the leases to ask for, in this order; also of those that wait and were asked for
-    # when other machines were to be avoided
-    ask: tuple[str, ...] = ()
+    ask: tuple[str, ...] = ()  # the names of leases to ask for, in this order, or to tell anew
     avoid: tuple[str, ...] = ()  # the machines that the engine is to lend for none of them, sorted
     give_back: tuple[ReleaseHost, ...] = ()
-    # what has changed, as sentences for the event log, each with the host that it is about or an
-    # empty text
-    news: tuple[tuple[str, str], ...] = ()
+    news: tuple[tuple[str, str], ...] = ()  # sentences for the event log, each with its host or ""
 
 
 def decide_leases(
@@ -232,35 +215,34 @@ def decide_leases(
     limits: LeaseLimits,
     now_s: float,
 ) -> LeaseDecision:
-    """Return the leases that the cluster has, asks for and gives back now."""
     if answer is None:
         return LeaseDecision(table)
     table = leases_by(now_s, table, MAX_REST_S)
-    draft = _Draft(table, answer, cluster, limits, now_s)
+    builder = _LeaseBuilder(table, answer, cluster, limits, now_s)
     for name, record in table.leases.items():
-        draft.advance(name, record)
-    draft.return_strays()
-    draft.return_useless()
-    draft.remember_missing()
-    needed, why = wanted_hosts(cluster, limits, draft.missing.keys())
-    draft.ask_for(needed, why)
-    draft.return_surplus(needed)
-    return draft.decision(needed)
+        builder.advance(name, record)
+    builder.return_strays()
+    builder.return_useless()
+    builder.missing = missing_paths(table.missing, cluster, now_s)
+    for path in sorted(builder.missing.keys() - table.missing.keys()):
+        host = builder.missing[path].host
+        what = f"asks for no host on behalf of jobs that need {path} for an hour"
+        builder.note(what, f"{host} lacks it", host)
+    needed, why = wanted_hosts(cluster, limits, builder.missing.keys())
+    builder.ask_for(needed, why)
+    builder.return_surplus(needed)
+    return builder.decision(needed)
 
 
 @dataclass(frozen=True)
 class LastOffer:
-    """The last offer of a host that is not lent."""
-
     offer: HostOffer
-    # since when the host has offered nothing, in seconds since 1970; 0: it does
-    silent_s: float = 0.0
+    silent_s: float = 0.0  # since when the host offers nothing, since 1970; 0: it does
 
 
 def own_offers(
     cluster: ClusterView, before: Mapping[str, LastOffer], now_s: float
 ) -> dict[str, LastOffer]:
-    """Return the last offers of the hosts that are not lent and not lost, by host."""
     found = {}
     for host in cluster.hosts:
         known = before.get(host.name)
@@ -274,7 +256,6 @@ def own_offers(
 
 
 def with_offers(cluster: ClusterView, offers: Mapping[str, LastOffer]) -> ClusterView:
-    """Return `cluster` in which hosts that offer nothing offer what `offers` has of them."""
     # For `decide_leases` alone, so that a host that is silent for a moment is not replaced.
     hosts = (
         replace(host, offer=offers[host.name].offer)
@@ -286,8 +267,6 @@ def with_offers(cluster: ClusterView, offers: Mapping[str, LastOffer]) -> Cluste
 
 
 def with_leases(cluster: ClusterView, table: LeaseTable) -> ClusterView:
-    """Return `cluster` in which hosts whose lease does not go on are marked (`lease_holds`)."""
-
     def marked(host: HostView) -> HostView:
         name = host.offer.lease if host.offer is not None else ""
         if not name:
@@ -315,7 +294,6 @@ def lease_summary(table: LeaseTable) -> str:
 
 
 def _hosts_of(cluster: ClusterView, answer: Mapping[str, HostLease]) -> dict[str, HostView]:
-    """Return, by the name of the lease, the host that offers slots under it now."""
     found: dict[str, HostView] = {}
     for host in cluster.hosts:
         name = host.offer.lease if host.offer is not None else ""
@@ -333,9 +311,7 @@ def _leaves(host: HostView | None, otherwise: bool) -> bool:
     return otherwise if host is None or host.offer is None else host.offer.leaves
 
 
-class _Draft:
-    """The decision so far; the arguments are those of `decide_leases`."""
-
+class _LeaseBuilder:
     def __init__(
         self,
         table: LeaseTable,
@@ -350,7 +326,9 @@ class _Draft:
         self._now_s = now_s
         self._hosts = _hosts_of(cluster, answer)
         self._cluster = cluster
-        self._avoid = self._to_avoid(table)
+        useless = {host.name for host in cluster.hosts if self._useless(host)}
+        occupied = {one.host for one in table.leases.values() if one.is_over and one.host}
+        self._avoid = tuple(sorted(useless | occupied))
         self._leases: dict[str, LeaseRecord] = {}
         self._strays: dict[str, float] = {}
         self._last = table.last
@@ -366,7 +344,6 @@ class _Draft:
     # --- what has become of the leases
 
     def advance(self, name: str, record: LeaseRecord) -> None:
-        """Bring the record of one lease up to date with the engine and its host."""
         lease, host = self._answer.get(name), self._hosts.get(name)
         started = record.offered_s or record.silent_s or host
         if lease is None and not (started or record.back_s):
@@ -375,7 +352,11 @@ class _Draft:
         elif lease is not None and lease.state is LeaseState.UNKNOWN:
             self._hold(name, record, lease, host)
         elif lease is not None and lease.state is LeaseState.HELD:
-            self._give_up(name, record, lease, host)
+            # The engine will not start it by itself.
+            if not record.back_s:
+                self._fail(name, lease.why, record.host)
+            back_s = record.back_s or self._now_s
+            self._leave(name, replace(record, why=lease.why, back_s=back_s), host)
         elif lease is None or lease.state is LeaseState.ENDED:
             self._end(name, record, host, lease.why if lease is not None else "")
         else:
@@ -384,7 +365,6 @@ class _Draft:
             self._go_on(name, self._heard(record, lease, host), host)
 
     def _heard(self, record: LeaseRecord, lease: HostLease, host: HostView | None) -> LeaseRecord:
-        """Return `record` with what the engine and the host say of a lease that goes on."""
         now_s = self._now_s
         running = lease.state is LeaseState.RUNNING
         name = lease.host or (host.name if host is not None else record.host)
@@ -408,7 +388,7 @@ class _Draft:
     ) -> None:
         """Keep a lease in the state of its record, because the engine does not tell another one."""
         if lease.why and lease.why != record.why:
-            self._note(f"{name} stays as it was", lease.why, record.host)
+            self.note(f"{name} stays as it was", lease.why, record.host)
         heard = self._heard(record, replace(lease, state=record.state), host)
         # That its host is silent is not held against it.
         kept = replace(heard, silent_s=record.silent_s if host is None else 0.0)
@@ -417,17 +397,7 @@ class _Draft:
         else:
             self._leases[name] = kept
 
-    def _give_up(
-        self, name: str, record: LeaseRecord, lease: HostLease, host: HostView | None
-    ) -> None:
-        """Give a lease back that the engine will not start by itself, which is a failure."""
-        if not record.back_s:
-            self._fail(name, lease.why, record.host)
-        back_s = record.back_s or self._now_s
-        self._leave(name, replace(record, why=lease.why, back_s=back_s), host)
-
     def _go_on(self, name: str, record: LeaseRecord, host: HostView | None) -> None:
-        """Keep a lease that goes on; give it back if its host does not come, or is leaving."""
         late_s = self._now_s - record.silent_s - self._limits.start_s
         if record.is_over:  # another one has its place, and the engine has begun it again
             self._leave(name, replace(record, back_s=record.back_s or self._now_s), host)
@@ -440,23 +410,22 @@ class _Draft:
         else:
             self._leases[name] = record
 
-    def _end(self, name: str, record: LeaseRecord, host: HostView | None, why: str) -> None:
+    def _end(self, name: str, record: LeaseRecord, host: HostView | None, reason: str) -> None:
         """Forget a lease that has ended; not while its host still offers slots under its name."""
         if host is not None:
             if not record.is_over:
-                self._note(f"{name} has ended, but edl host lives on", why, host.name)
-            self._leases[name] = replace(record, is_over=True, state=LeaseState.ENDED, why=why)
+                self.note(f"{name} has ended, but edl host lives on", reason, host.name)
+            self._leases[name] = replace(record, is_over=True, state=LeaseState.ENDED, why=reason)
             return
         asked = record.back_s or record.leaves  # of the host to leave
         if not asked and (not record.offered_s or self._now_s - record.offered_s < SOON_S):
-            self._fail(name, why or "the engine does not say why", record.host)
+            self._fail(name, reason or "the engine does not say why", record.host)
         elif record.back_s:
-            self._note(f"{name} has been given back", "", record.host)
+            self.note(f"{name} has been given back", "", record.host)
         elif not record.is_over:
-            self._note(f"{name} has ended", why, record.host)
+            self.note(f"{name} has ended", reason, record.host)
 
     def return_strays(self) -> None:
-        """Give back leases of this cluster that no record has, after some time."""
         for name, lease in sorted(self._answer.items()):
             if name not in self._table.leases and lease.state is not LeaseState.ENDED:
                 since_s = self._table.strays.get(name, self._now_s)
@@ -464,26 +433,22 @@ class _Draft:
                 if self._now_s - since_s >= self._limits.stray_s:
                     self._leave(name, None, self._hosts.get(name), since_s + self._limits.stray_s)
 
-    def remember_missing(self) -> None:
-        """Remember the paths that jobs need and lent hosts lack, and note those that are new."""
-        self.missing = missing_paths(self._table.missing, self._cluster, self._now_s)
-        for path in sorted(self.missing.keys() - self._table.missing.keys()):
-            host = self.missing[path].host
-            what = f"asks for no host on behalf of jobs that need {path} for an hour"
-            self._note(what, f"{host} lacks it", host)
-
     # --- what is asked for and given back
 
-    def ask_for(self, needed: int, why: str) -> None:
+    def ask_for(self, needed: int, reason: str) -> None:
         """Ask for as many further hosts as are needed, unless the last ones came to nothing."""
         alive = sum(
-            (one.lease_holds or self._waits_again(one)) and not self._why_useless(one)
+            one.lease_holds or (one.state is LeaseState.ASKED and not (one.back_s or one.is_over))
             for one in self._leases.values()
+            if not self._why_useless(one)
         )
         if alive >= needed or self._now_s < self._not_before_s:
             return
         # One at a time after a failure, so that a broken partition is not asked for many.
-        if self._failures and self._is_one_coming():
+        if self._failures and any(
+            one.lease_holds and not one.offered_s and _number(name) > self._failed_to
+            for name, one in self._leases.items()
+        ):
             return
         room = self._limits.max_hosts - sum(not one.is_over for one in self._leases.values())
         count = min(room, 1 if self._failures else needed - alive)
@@ -497,14 +462,7 @@ class _Draft:
             )
             self._ask.append(name)
         slots = counted(self._limits.shape.slots, "slot")
-        self._news.append((f"asks for {counted(count, 'host')} with {slots} each: {why}", ""))
-
-    def _is_one_coming(self) -> bool:
-        """Return whether a lease that was asked for after the last failure has no host yet."""
-        return any(
-            one.lease_holds and not one.offered_s and _number(name) > self._failed_to
-            for name, one in self._leases.items()
-        )
+        self._news.append((f"asks for {counted(count, 'host')} with {slots} each: {reason}", ""))
 
     def return_surplus(self, needed: int) -> None:
         """Give back what is idle and not needed: what waits in a queue first, then the longest."""
@@ -523,11 +481,10 @@ class _Draft:
             if record.is_over or not record.idle_s or idle_s < self._limits.idle_s:
                 continue
             surplus -= 1
-            self._note(f"{name} is given back", f"idle for {idle_s:.0f} s", record.host)
+            self.note(f"{name} is given back", f"idle for {idle_s:.0f} s", record.host)
             self._leave(name, replace(record, back_s=self._now_s), self._hosts.get(name))
 
     def return_useless(self) -> None:
-        """Give back each host that takes no slots and has none of jobs, whether or not needed."""
         for name, record in list(self._leases.items()):
             why = self._why_useless(record)
             if record.back_s or record.is_over or not record.idle_s or not why:
@@ -537,7 +494,7 @@ class _Draft:
             if former is None or not former.offered_s:
                 self._fail(name, why, record.host)
             else:
-                self._note(f"{name} is given back", why, record.host)
+                self.note(f"{name} is given back", why, record.host)
             self._leave(name, replace(record, back_s=self._now_s), self._hosts.get(name))
 
     def _why_useless(self, record: LeaseRecord) -> str:
@@ -558,15 +515,6 @@ class _Draft:
             f"edl {offer.version} on {host.name} writes records of format {offer.format}, and the "
             f"cluster has format {FORMAT}; install {right} there"
         )
-
-    def _to_avoid(self, table: LeaseTable) -> tuple[str, ...]:
-        """Return the names of the machines that are of no use to the cluster now, sorted."""
-        useless = {host.name for host in self._cluster.hosts if self._useless(host)}
-        occupied = {one.host for one in table.leases.values() if one.is_over and one.host}
-        return tuple(sorted(useless | occupied))
-
-    def _waits_again(self, record: LeaseRecord) -> bool:
-        return record.state is LeaseState.ASKED and not (record.back_s or record.is_over)
 
     def _leave(
         self, name: str, record: LeaseRecord | None, host: HostView | None, since_s: float = 0.0
@@ -599,18 +547,17 @@ class _Draft:
             table, tuple(self._ask), self._avoid, tuple(self._back), tuple(self._news)
         )
 
-    def _fail(self, name: str, why: str, host: str) -> None:
-        """Note that a lease came to nothing, and let the next one wait."""
+    def _fail(self, name: str, reason: str, host: str) -> None:
         if not self._failures or _number(name) > self._failed_to:
             self._failures += 1
             self._failed_to = self._last
         rest_s = min(MAX_REST_S, FIRST_REST_S * 2.0 ** min(self._failures - 1, 10))
         self._not_before_s = self._now_s + rest_s
-        self._why = f"{name} came to nothing: {why}"
+        self._why = f"{name} came to nothing: {reason}"
         self._news.append((f"{self._why}; the next one waits {rest_s:g} s", host))
 
-    def _note(self, what: str, why: str, host: str) -> None:
-        self._news.append((f"{what}: {why}" if why else what, host))
+    def note(self, what: str, reason: str, host: str) -> None:
+        self._news.append((f"{what}: {reason}" if reason else what, host))
 
 
 # ------------------------------------------------------------
@@ -622,14 +569,12 @@ class _Draft:
 
 
 def table_for(engine: str, table: LeaseTable, forget: str = "") -> LeaseTable:
-    """Return the record of the leases with which a leader that borrows from `engine` goes on."""
     if table.engine == engine or (_lease_count(table) and table.engine != forget):
         return table
     return replace(LeaseTable(engine), last=table.last)  # no number is used twice
 
 
 def without_asking(engine: str, table: LeaseTable) -> LeaseTable:
-    """Return `table`, of another engine, with the reason why `engine` is asked for nothing."""
     former = table.engine
     why = (
         f"{engine} is asked for no host while {former} has {counted(_lease_count(table), 'lease')} "

@@ -26,9 +26,7 @@ from edl.record import Record
 from edl.text import excerpts
 
 MAX_BACK_OFF_S = 300.0  # the longest wait before a job is tried again
-
 _TOKEN_LENGTH = 24  # hexadecimal digits of a run's token
-
 STABLE_S = MAX_BACK_OFF_S  # after so long in training a failure counts as the first one again
 
 
@@ -44,7 +42,6 @@ class LifeState(StrEnum):
 
     @property
     def has_run(self) -> bool:
-        """Whether a job in this state has a run, which may have slots."""
         return self in (LifeState.STARTING, LifeState.RUNNING, LifeState.HALTING)
 
 
@@ -65,14 +62,11 @@ class LifeEvent(StrEnum):
 
 
 class Transition(NamedTuple):
-    """A line of the table of transitions."""
-
     to: LifeState  # the next state
     when: str  # what must be so, as a clause for the docs
 
 
 _FINISH = Transition(LifeState.ENDED, "the run has trained to the end")
-
 _GIVE_UP = Transition(LifeState.ENDED, "the run has failed, and no retries are left")
 
 _CANNOT_START = Transition(
@@ -166,8 +160,6 @@ _RESULTS = {
 
 @dataclass(frozen=True)
 class HostLimit(Record):
-    """A limit on a job's slots on one host, where some of its slots stayed without a worker."""
-
     most: int  # the most slots that the job gets on the host
     until_s: float  # until when, in seconds since 1970
 
@@ -181,9 +173,7 @@ class JobLifecycle(Record):
     state: LifeState = LifeState.QUEUED
     reason: str = ""  # why the job is in this state, in a sentence
     since_s: float = 0.0  # when the job entered the state
-    # the token of the present run; in a state without a run, that of the last one. Empty: the job
-    # was never started.
-    run: str = ""
+    run: str = ""  # the token of the present run, or the last one; empty: never started
     runs: int = 0  # the number of runs so far, the present one included
     result: LifeResult | None = None  # how the job has ended; None: it has not
     exit_code: int = 0  # the exit code of its last run; 0 if there is none
@@ -195,18 +185,14 @@ class JobLifecycle(Record):
     ended_s: float = 0.0
     slots: int = 0  # the number of slots that the job has had since `counted_s`
     counted_s: float = 0.0  # the time up to which `attained_slot_s` is counted
-    # the seconds during which it had slots, times their number, up to `counted_s`
-    attained_slot_s: float = 0.0
-    # host -> the limit of the job's slots there
-    limits: Mapping[str, HostLimit] = field(default_factory=dict)
+    attained_slot_s: float = 0.0  # seconds with slots, times their number, up to `counted_s`
+    limits: Mapping[str, HostLimit] = field(default_factory=dict)  # by host
     # until when the job may be profiled, which is decided when it trains for the first time; 0:
     # that is not so yet, or its manifest does not ask for it
     profile_until_s: float = 0.0
-    # how long its last start took until its first step, in seconds; 0: not known
-    start_s: float = 0.0
+    start_s: float = 0.0  # how long its last start took until its first step; 0: not known
 
     def after(self, event: LifeEvent, reason: str, now_s: float, **changes: Any) -> JobLifecycle:
-        """Return the record after `event`, with the state that `TRANSITIONS` says."""
         transition = TRANSITIONS[self.state].get(event)
         if transition is None:
             allowed = ", ".join(TRANSITIONS[self.state]) or "nothing"
@@ -227,7 +213,6 @@ class JobLifecycle(Record):
         )
 
     def failed(self, now_s: float, counts: bool) -> dict[str, Any]:
-        """Return the changed fields of a job whose start or run came to nothing, by name."""
         trained_s = now_s - self.since_s if self.state is LifeState.RUNNING else 0.0
         tries = 1 if trained_s >= STABLE_S else self.tries + 1
         return {
@@ -237,24 +222,20 @@ class JobLifecycle(Record):
         }
 
     def counted(self, slots: int, now_s: float) -> JobLifecycle:
-        """Return the record with the slot-seconds until `now_s` added, and `slots` from then."""
         if slots == self.slots:
             return self
         attained = self.attained_s(now_s)
         return replace(self, slots=slots, counted_s=now_s, attained_slot_s=attained)
 
     def attained_s(self, now_s: float) -> float:
-        """Return the seconds for which the job had slots, times their number, until `now_s`."""
         return self.attained_slot_s + self.slots * max(0.0, now_s - self.counted_s)
 
 
 def back_off_s(tries: int) -> float:
-    """Return how long a job waits after `tries` failures in a row, 1 or more, in seconds."""
     return float(min(MAX_BACK_OFF_S, 2.0 ** min(tries - 1, 20)))
 
 
 def run_token(order: int, number: int) -> str:
-    """Return the token of a job's run, 24 hexadecimal digits."""
     # The same from two leaders that start the same run, another after a new submission.
     return f"{order:016x}{number:08x}"
 
@@ -265,7 +246,6 @@ def run_order(token: str) -> int:
 
 
 def is_token_of(token: str, order: int) -> bool:
-    """Return whether `token` is that of a run of the job with the place `order`."""
     return run_order(token) == order
 
 
@@ -274,8 +254,6 @@ def is_token_of(token: str, order: int) -> bool:
 
 
 class ClusterEventKind(StrEnum):
-    """The kind of an event in a cluster's event log."""
-
     SUBMITTED = "submitted"
     WANTED = "wanted"
     DRAIN = "drain"
@@ -293,8 +271,6 @@ class ClusterEventKind(StrEnum):
 
 @dataclass(frozen=True)
 class ClusterEvent(Record):
-    """One entry of a cluster's event log."""
-
     time_s: Annotated[
         float,
         "when it was written, in seconds since 1970; if a leader wrote it, by ZooKeeper's clock",
@@ -332,7 +308,6 @@ def deleted(before: Wanted, life: JobLifecycle, once: bool = False) -> Wanted:
 
 
 def check_change(job: str, life: JobLifecycle, before: Wanted, after: Wanted) -> None:
-    """Raise an error if it is too late to change what users want of `job`."""
     if life.state is LifeState.ENDED and after.goal is not Goal.GONE:
         how = life.result or "ended"
         raise UsageError(f"job {job} has ended ({how}); submit it again to run it once more")

@@ -1,14 +1,7 @@
-"""Define the manifest of a job: what a user submits to a cluster, as a file in YAML.
-
-The shortest manifest::
-
-    name: digits
-    command: [python, train.py]
-    min: 1
-    max: 4
+"""Define the manifest of a job, what a user submits to a cluster, and read it from a file in YAML.
 
 The fields say what each key means; docs/reference/manifest.md and the JSON schema are generated
-from them. :mod:`edl.cluster.manifest` reads the file.
+from them.
 """
 
 from __future__ import annotations
@@ -38,22 +31,17 @@ from edl.spec import JobSettings, JobSpec, Sizes
 
 # Ranges of a regular expression, of Python and of JSON schemas.
 CONTROL = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff"
-
 _FIRST = re.compile(rf"[{CONTROL}\ud800-\udfff]")
 
 
 def first_control_character(text: str) -> tuple[str, int] | None:
-    """Return the first character of `text` that YAML does not allow, and its index."""
     found = _FIRST.search(text)
     return None if found is None else (found[0], found.start())
 
 
 MAX_WORKERS = 100_000  # of one job; a plan may go through all sizes
-
 MAX_PRIORITY = 1_000_000  # and as much below 0
-
 MAX_ITEMS = 1000  # of a list
-
 VARIABLE_RULE = "letters, digits and underscores, not beginning with a digit"
 
 _Name = Annotated[str, Meta(pattern=names.PATTERN, extra={"must": f"be {names.RULE}"})]
@@ -123,7 +111,6 @@ class PolicyHints(Record):
 
     @property
     def samples_per_s(self) -> dict[int, float]:
-        """The throughput in samples per second, by number of workers."""
         return {int(size): speed for size, speed in self.throughput.items()}
 
 
@@ -209,8 +196,8 @@ class JobManifest(Record):
         tuple[_Text, ...],
         Meta(
             max_length=MAX_ITEMS,
-            description="files and directories that must exist on a host before the job gets a "
-            "slot there; relative to `cwd`",
+            description="files and directories that the job needs on a host: it does not start "
+            "where one is missing; relative to `cwd`",
         ),
     ] = ()
     checkpoint: Annotated[
@@ -326,12 +313,10 @@ class JobManifest(Record):
 
     @property
     def requested_np(self) -> int:
-        """The number of workers that the job asks for."""
         return self.max if self.np is None else self.np
 
     @property
     def allowed_sizes(self) -> Sizes:
-        """The numbers of workers that the job may have."""
         return Sizes(self.min, self.max, self.sizes, self.size_step)
 
     @property
@@ -341,7 +326,7 @@ class JobManifest(Record):
 
     @cached_property
     def required_paths(self) -> Mapping[str, str]:
-        """Path -> what it is, for all that a host must have before the job gets a slot there."""
+        """Path -> what it is, for all that a host must have to start the job."""
         # A path that ends with a slash must be a directory.
         found = {f"{self.cwd.rstrip('/')}/": f"the job's cwd {self.cwd}"} if self.cwd else {}
         if self.venv:
@@ -349,7 +334,6 @@ class JobManifest(Record):
         return found | {path: f"the job's data {path}" for path in self.data}
 
     def job_spec(self, resume: str) -> JobSpec:
-        """Return the specification of one run of the job."""
         settings = replace(self.settings, resume=resume).of_size(self.requested_np)
         return JobSpec(self.command, self.requested_np, self.allowed_sizes, settings, self.cwd)
 
@@ -381,21 +365,43 @@ class JobManifest(Record):
 
 
 class ManifestProblem(NamedTuple):
-    """Why a manifest asks for something impossible."""
-
-    # the path to the value that is wrong: keys, and numbers of items in lists
-    key: tuple[str | int, ...]
+    key: tuple[str | int, ...]  # to the value that is wrong: keys, and numbers of items in lists
     message: str  # what is wrong, and what to do next
 
 
 def first_problem(manifest: JobManifest) -> ManifestProblem | None:
     """Return the first contradiction between values of a manifest, or None if there is none."""
-    problems = (problem for check in _CHECKS for problem in check(manifest))
-    return next(problems, None)
+    return next(_problems(manifest), None)
+
+
+def _problems(manifest: JobManifest) -> Iterator[ManifestProblem]:
+    for key, text in _texts(manifest.to_json(), ()):
+        if found := first_control_character(text):
+            yield ManifestProblem(key, f"the character {found[0]!a} is not allowed; remove it")
+    yield from _sizes(manifest)
+    if manifest.name in manifest.after:
+        place = manifest.after.index(manifest.name)
+        why = f"after has {manifest.name}, which is this job; a job cannot wait for itself"
+        yield ManifestProblem(("after", place), why)
+    for variable in manifest.env:
+        if variable.startswith("EDL_"):
+            why = f"{variable} is a variable of edl; write settings of the job under `settings`"
+            yield ManifestProblem(("env", variable), why)
+    if not manifest.command[0]:
+        yield ManifestProblem(("command", 0), "the command has no program; name it first")
+    batch = manifest.batch
+    if batch is not None and batch.min > batch.max:
+        why = f"batch.min is {batch.min} and batch.max is {batch.max}; lower min, or raise max"
+        yield ManifestProblem(("batch", "min"), why)
+    if manifest.profile is not None and manifest.preemptible is False:
+        why = "profile changes the number of workers, and preemptible is false"
+        yield ManifestProblem(("profile",), f"{why}; leave one of them out")
+    if manifest.settings.resume:
+        why = "settings.resume is set by the cluster: a run continues from the job's checkpoints"
+        yield ManifestProblem(("settings", "resume"), f"{why}; leave it out")
 
 
 def _sizes(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    """Yield each contradiction between the numbers of workers (min, max, ...) of `manifest`."""
     least, most, step = manifest.min, manifest.max, manifest.size_step
     sizes, np = manifest.allowed_sizes, manifest.np
     logical = manifest.settings.of_size(manifest.requested_np).logical
@@ -426,29 +432,9 @@ def _sizes(manifest: JobManifest) -> Iterator[ManifestProblem]:
         yield ManifestProblem((key,), f"{key} is {manifest.requested_np}, and {near}{hint}")
 
 
-def _names(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    """Yield each name of a job or of an environment variable that `manifest` must not have."""
-    if manifest.name in manifest.after:
-        place = manifest.after.index(manifest.name)
-        why = f"after has {manifest.name}, which is this job; a job cannot wait for itself"
-        yield ManifestProblem(("after", place), why)
-    for variable in manifest.env:
-        if variable.startswith("EDL_"):
-            why = f"{variable} is a variable of edl; write settings of the job under `settings`"
-            yield ManifestProblem(("env", variable), why)
-
-
-def _characters(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    """Yield each text of `manifest` with a character that no process can be started with."""
-    for key, text in _texts(manifest.to_json(), ()):
-        if found := first_control_character(text):
-            yield ManifestProblem(key, f"the character {found[0]!a} is not allowed; remove it")
-
-
 def _texts(
     value: object, key: tuple[str | int, ...]
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield each text in a value of JSON, keys of mappings too, with its key under `key`."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, Mapping):
@@ -458,30 +444,6 @@ def _texts(
     elif isinstance(value, list | tuple):
         for number, one in enumerate(value):
             yield from _texts(one, (*key, number))
-
-
-def _values(manifest: JobManifest) -> Iterator[ManifestProblem]:
-    """Yield what is wrong with the command, the batches and the settings of `manifest`."""
-    if not manifest.command[0]:
-        yield ManifestProblem(("command", 0), "the command has no program; name it first")
-    batch = manifest.batch
-    if batch is not None and batch.min > batch.max:
-        why = f"batch.min is {batch.min} and batch.max is {batch.max}; lower min, or raise max"
-        yield ManifestProblem(("batch", "min"), why)
-    if manifest.profile is not None and manifest.preemptible is False:
-        why = "profile changes the number of workers, and preemptible is false"
-        yield ManifestProblem(("profile",), f"{why}; leave one of them out")
-    if manifest.settings.resume:
-        why = "settings.resume is set by the cluster: a run continues from the job's checkpoints"
-        yield ManifestProblem(("settings", "resume"), f"{why}; leave it out")
-
-
-_CHECKS: tuple[Callable[[JobManifest], Iterator[ManifestProblem]], ...] = (
-    _characters,
-    _sizes,
-    _names,
-    _values,
-)
 
 
 # ------------------------------------------------------------
@@ -496,19 +458,14 @@ _CHECKS: tuple[Callable[[JobManifest], Iterator[ManifestProblem]], ...] = (
 
 
 KEY_CHARS = 128  # of a key; longer than names are
-
 DEPTH = 8  # levels of lists and mappings within each other; a manifest has three
 
 Scalar = str | int | float | bool | None
 
 _INT = re.compile(r"[-+]?[0-9]{1,18}")
-
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-
 _WORDS: dict[str, Scalar] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
-
 _WORDS |= dict.fromkeys(("true", "True", "TRUE"), True)
-
 _WORDS |= dict.fromkeys(("false", "False", "FALSE"), False)
 
 _YAML_HINTS = (
@@ -525,10 +482,7 @@ _YAML_HINTS = (
 
 @dataclass(frozen=True)
 class YamlValue:
-    """A value in a YAML text."""
-
-    # the line on which the value begins, from 1; of a value in a mapping, that of its key
-    line: int
+    line: int  # on which the value begins, from 1; in a mapping that of its key
     # a scalar as it is written, without quotation marks; or the items of a list; or the values of a
     # mapping, by key
     content: str | list[YamlValue] | dict[str, YamlValue]
@@ -536,7 +490,6 @@ class YamlValue:
 
     @property
     def is_null(self) -> bool:
-        """Whether this is null, or nothing at all."""
         return isinstance(self.content, str) and self.scalar is None
 
     @property
@@ -565,28 +518,21 @@ def parse_yaml(text: str, source: str) -> YamlValue:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             builder.add(event)
     except yaml.MarkedYAMLError as error:
-        raise _not_yaml(error, source) from None
+        problem = str(error.problem)
+        mark, began = error.problem_mark, error.context_mark
+        if began is not None and (mark is None or "end of stream" in problem):
+            mark = began
+        line = 1 if mark is None else mark.line + 1
+        hint = next((f"; {text}" for part, text in _YAML_HINTS if part in problem), "")
+        if began is not None and began.line + 1 != line:
+            hint = f" {error.context}, which begins in line {began.line + 1}{hint}"
+        raise ManifestError(source, line, f"this is not YAML: {problem}{hint}") from None
     if builder.root is None:
         raise ManifestError(source, 1, "the file is empty")
     return builder.root
 
 
-def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> ManifestError:
-    """Return the error for a text that PyYAML refused with `error`; `source` is its file."""
-    problem = str(error.problem)
-    mark, began = error.problem_mark, error.context_mark
-    if began is not None and (mark is None or "end of stream" in problem):
-        mark = began
-    line = 1 if mark is None else mark.line + 1
-    hint = next((f"; {text}" for part, text in _YAML_HINTS if part in problem), "")
-    if began is not None and began.line + 1 != line:
-        hint = f" {error.context}, which begins in line {began.line + 1}{hint}"
-    return ManifestError(source, line, f"this is not YAML: {problem}{hint}")
-
-
 class _Builder:
-    """A builder of the value of a document from the events of PyYAML's parser."""
-
     def __init__(self, source: str) -> None:
         self.root: YamlValue | None = None  # the document; None before its end
         self._source = source
@@ -595,7 +541,6 @@ class _Builder:
         self._open: list[tuple[YamlValue, list[tuple[str, int]]]] = []
 
     def add(self, event: Any) -> None:
-        """Take the next event of PyYAML's parser, and add what it says to the value."""
         line = event.start_mark.line + 1
         if isinstance(event, yaml.DocumentStartEvent):
             self._documents += 1
@@ -610,15 +555,16 @@ class _Builder:
     def _begin(self, event: Any, line: int) -> None:
         """Add the scalar, list or mapping that begins with `event`; a scalar may be a key."""
         within, key = self._open[-1] if self._open else (None, [])
-        names = within is not None and isinstance(within.content, dict) and not key
-        if names and not isinstance(event, yaml.ScalarEvent):
-            raise self._error(line, "a key is a list or a mapping; keys are words")
-        if names and len(event.value) > KEY_CHARS:
-            what = f"a key has {len(event.value)} characters, at most {KEY_CHARS} are allowed"
-            raise self._error(line, f"{what}; is the file a manifest?")
-        if names:
+        if within is not None and isinstance(within.content, dict) and not key:
+            if not isinstance(event, yaml.ScalarEvent):
+                raise self._error(line, "a key is a list or a mapping; keys are words")
+            if len(event.value) > KEY_CHARS:
+                what = f"a key has {len(event.value)} characters, at most {KEY_CHARS} are allowed"
+                raise self._error(line, f"{what}; is the file a manifest?")
+            if event.value in within.content:
+                what = f"{event.value} is given twice, first in line"
+                raise self._error(line, f"{what} {within.content[event.value].line}; keep one")
             key.append((event.value, line))
-            self._check_new(within, event.value, line)
             return
         if isinstance(event, yaml.ScalarEvent):
             new = YamlValue(line, event.value, plain=event.style is None)
@@ -640,14 +586,6 @@ class _Builder:
             assert isinstance(within.content, list)
             within.content.append(new)
 
-    def _check_new(self, within: YamlValue | None, key: str, line: int) -> None:
-        """Raise a ManifestError if the mapping `within` has `key` already."""
-        assert within is not None
-        assert isinstance(within.content, dict)
-        if key in within.content:
-            first = within.content[key].line
-            raise self._error(line, f"{key} is given twice, first in line {first}; keep one")
-
     def _check(self, event: Any, line: int) -> None:
         """Raise ManifestError if `event` has an anchor, an alias, a tag or a control character."""
         if event.anchor is not None:
@@ -665,7 +603,6 @@ class _Builder:
 
 
 def flow_list(words: list[str]) -> str:
-    """Return `words` as a list in one line of YAML, quoted where that is needed."""
     return f"[{', '.join(map(_word, words))}]"
 
 
@@ -684,16 +621,12 @@ def _word(text: str) -> str:
 
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
 _AS_WRITTEN = ["string", "number", "boolean"]  # of a text that a user need not quote
-
 _TEXT = f"^[^{CONTROL}]*$"
-
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
 def manifest_schema() -> dict[str, Any]:
-    """Return the JSON schema of a job manifest, in the dialect of 2020-12."""
     schema = msgspec.json.schema(JobManifest)
     kinds: dict[str, Any] = schema["$defs"]
     for kind in kinds.values():
@@ -708,26 +641,22 @@ def manifest_schema() -> dict[str, Any]:
             for text in (one, *one.values()):
                 if isinstance(text, dict) and "string" in text.get("type", ()):
                     text.setdefault("pattern", _TEXT)
-    _describe_settings(kinds["JobSettings"]["properties"])
+    properties = kinds["JobSettings"]["properties"]
+    del properties["resume"]  # the cluster sets it
+    for setting in fields(JobSettings):
+        about: Mapping[str, Any] = setting.metadata
+        if setting.name in properties:
+            described = properties[setting.name]
+            described["description"] = _without_links(about["help"])
+            if about["choices"]:
+                described["enum"] = list(about["choices"])
+            if about["least"] is not None:
+                described["minimum"] = about["least"]
     manifest = kinds.pop("JobManifest")
     command = manifest["properties"]["command"]
     command["prefixItems"] = [{**command["items"], "minLength": 1}]
     manifest["title"] = "A job of an edl cluster"
     return {"$schema": _DIALECT, **manifest, "$defs": kinds}
-
-
-def _describe_settings(properties: dict[str, Any]) -> None:
-    """Add the meaning and the limits of each setting of a job to its schema in `properties`."""
-    del properties["resume"]  # the cluster sets it
-    for one in fields(JobSettings):
-        about: Mapping[str, Any] = one.metadata
-        if one.name in properties:
-            schema = properties[one.name]
-            schema["description"] = _without_links(about["help"])
-            if about["choices"]:
-                schema["enum"] = list(about["choices"])
-            if about["least"] is not None:
-                schema["minimum"] = about["least"]
 
 
 def _without_links(text: str) -> str:
@@ -743,9 +672,7 @@ def _without_links(text: str) -> str:
 
 
 MAX_BYTES = 65536  # of a manifest; ZooKeeper holds at most 1 MB in a node, and all in memory
-
 _JSON_PER_YAML = 4  # the most bytes of JSON that a byte of a manifest's file becomes, about
-
 SHORTEST = "name, command, min and max"
 
 _Key = tuple[str | int, ...]
@@ -754,7 +681,6 @@ _SHELL = re.compile(r"[|&;<>$`*?]")  # a command with these was meant for a shel
 
 
 def decoded_manifest(data: bytes, source: str) -> str:
-    """Return the text in the bytes of a manifest's file."""
     _check_size(len(data), source)
     try:
         return data.decode("utf-8-sig")
@@ -765,18 +691,15 @@ def decoded_manifest(data: bytes, source: str) -> str:
 
 
 def parse_manifest(text: str, source: str) -> JobManifest:
-    """Return the manifest in `text`; `source` is the name of its file, for messages."""
     _check_size(len(text.encode("utf-8", "replace")), source)
     return _checked(parse_yaml(text, source), source)
 
 
 def manifest_of_values(values: Mapping[str, Any]) -> JobManifest:
-    """Return the manifest with these `values` by key, as a program has them."""
     return _checked(_as_yaml(values, ()), "")
 
 
 def _checked(root: YamlValue, source: str) -> JobManifest:
-    """Return the manifest that the YAML document `root` describes, checked as a whole."""
     if not isinstance(root.content, dict):
         what = f"the manifest is {_described(root)}; write `key: value` lines: {SHORTEST}"
         raise ManifestError(source, root.line, what)
@@ -803,14 +726,12 @@ def _as_yaml(value: Any, key: _Key) -> YamlValue:
 
 
 def _check_size(size: int, source: str) -> None:
-    """Raise a ManifestError if the file `source` has `size` bytes, and that is too many."""
     if size > MAX_BYTES:
         what = f"it has more than {MAX_BYTES} bytes, and no manifest needs so many"
         raise ManifestError(source, 0, f"{what}; is it the right file?")
 
 
 def checked_manifest(manifest: JobManifest) -> JobManifest:
-    """Return `manifest`, which a program has made, as it is read from its record."""
     try:
         # Lists become tuples, so that the same manifest, submitted again, is equal.
         manifest = msgspec.convert(msgspec.to_builtins(manifest), JobManifest)
@@ -824,12 +745,9 @@ def checked_manifest(manifest: JobManifest) -> JobManifest:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Convert values of YAML to the types of a manifest's fields."""
-
     source: str  # the name of the file, for messages
 
     def record(self, value: YamlValue, kind: type[Any], key: _Key) -> Any:
-        """Return the record (a dataclass) of type `kind` that a mapping in a manifest describes."""
         if not isinstance(value.content, dict):
             raise self._wrong(value, key, f"a mapping with {', '.join(_hints(kind))}")
         hints = _hints(kind)
@@ -872,7 +790,6 @@ class _Reader:
         return self._scalar(value, hint, key)
 
     def _items(self, value: YamlValue, hint: Any, key: _Key) -> tuple[Any, ...]:
-        """Return a list of a manifest as a tuple, with its items in the type that `hint` names."""
         if not isinstance(value.content, list):
             if key == ("command",) and isinstance(value.content, str):
                 what = f"command is a text; write a list: command: {_words(value.content)}"
@@ -891,7 +808,6 @@ class _Reader:
         return found
 
     def _mapping(self, value: YamlValue, hint: Any, key: _Key) -> dict[str, Any]:
-        """Return a mapping of a manifest as a dictionary, with its items in the types of `hint`."""
         if not isinstance(value.content, dict):
             raise self._wrong(value, key, "a mapping, like {KEY: value}")
         names, values = get_args(_plain_type(hint))
@@ -906,7 +822,6 @@ class _Reader:
         return found
 
     def _scalar(self, value: YamlValue, hint: Any, key: _Key) -> Scalar:
-        """Return a number, a text or a truth value of a manifest in the type that `hint` names."""
         as_written = _plain_type(hint) is str and isinstance(value.content, str)
         given: Any = value.content if as_written else value.scalar
         if isinstance(given, float) and given.is_integer() and _plain_type(hint) is int:
@@ -965,7 +880,6 @@ def _limits(hint: Any) -> _Limits:
 
 
 def _is_optional(hint: Any) -> bool:
-    """Return whether the value of a key may be null."""
     if get_origin(hint) is Annotated:
         return _is_optional(get_args(hint)[0])
     return NoneType in get_args(hint)
@@ -1004,7 +918,6 @@ _HINTS: dict[type[Any], Mapping[str, Any]] = {}  # to find them takes longer tha
 
 
 def _hints(kind: type[Any]) -> Mapping[str, Any]:
-    """Return the types of the fields of the dataclass `kind`, with annotations, by name."""
     if kind not in _HINTS:
         hints = get_type_hints(kind, include_extras=True)
         _HINTS[kind] = {one.name: hints[one.name] for one in fields(kind)}
@@ -1022,7 +935,6 @@ def _described(value: YamlValue) -> str:
 
 
 def _words(command: str) -> str:
-    """Return `command`, a text that should be a list, as the list in YAML for a message."""
     if not _SHELL.search(command):
         try:
             if words := shlex.split(command):
@@ -1038,7 +950,6 @@ def _name(key: _Key) -> str:
 
 
 def _line(root: YamlValue, key: _Key) -> int:
-    """Return the line of the value under `key`, or of the nearest value that contains it."""
     found = root
     for one in key:
         within = found.content

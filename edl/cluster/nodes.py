@@ -9,6 +9,7 @@ which also reads jobs, has two sessions.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from importlib import metadata
 
 from kazoo.client import TransactionRequest
@@ -23,7 +24,7 @@ from edl.errors import (
 )
 from edl.text import is_name
 from edl.zookeeper.access import Access
-from edl.zookeeper.nodes import Nodes, ensure_shared, record
+from edl.zookeeper.nodes import Nodes, R, ensure_shared, record
 from edl.zookeeper.paths import check_name
 from edl.zookeeper.reads import OnChange, acl, children, encode, exists, get
 from edl.zookeeper.session import Refused, Session
@@ -72,8 +73,6 @@ CLUSTERS = "/edl/clusters"
 
 
 class ClusterPaths:
-    """The paths of all ZooKeeper nodes of the cluster called `name`, as attributes and methods."""
-
     def __init__(self, name: str) -> None:
         self.name = check_name("cluster", name)
         self.root = f"{CLUSTERS}/{self.name}"
@@ -93,91 +92,71 @@ class ClusterPaths:
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """The paths of all nodes that exist from the creation of the cluster on, parents first."""
         values = (self.cluster, self.allocation, self.reasons, self.leader, self.election)
         nodes = (self.keys, self.jobs, self.secrets, self.queues, self.tenants, self.hosts)
         return (self.root, *values, *nodes, self.events)
 
     def key(self, key: str) -> str:
-        """Return the path of the node that says which job was submitted with the key `key`."""
         return f"{self.keys}/{hashlib.sha256(key.encode()).hexdigest()}"
 
     def job(self, name: str) -> str:
-        """Return the path of the node above those of the job called `name`."""
         return f"{self.jobs}/{check_name('job', name)}"
 
     def manifest(self, job: str) -> str:
         return f"{self.job(job)}/manifest"
 
     def wanted(self, job: str) -> str:
-        """Return the path of the node that says what users want of the job called `job`."""
         return f"{self.job(job)}/wanted"
 
     def life(self, job: str) -> str:
-        """Return the path of the node with the state, kept by the leader, of the job `job`."""
         return f"{self.job(job)}/life"
 
     def secret(self, job: str) -> str:
-        """Return the path of the node with the secret of all runs of the job called `job`."""
         return f"{self.job(job)}/secret"
 
     def user_secret(self, name: str) -> str:
         return f"{self.secrets}/{check_name('secret', name)}"
 
     def queue(self, name: str) -> str:
-        """Return the path of the node with the record of the queue called `name`."""
         return f"{self.queues}/{check_name('queue', name)}"
 
     def tenant(self, name: str) -> str:
-        """Return the path of the node with the record of the tenant called `name`."""
         return f"{self.tenants}/{check_name('tenant', name)}"
 
     def inbox(self, tenant: str) -> str:
-        """Return the path of the node above the requests of the tenant called `tenant`."""
         return f"{self.tenant(tenant)}/inbox"
 
     def responses(self, tenant: str) -> str:
-        """Return the path of the node with the leader's responses to the tenant `tenant`."""
         return f"{self.tenant(tenant)}/responses"
 
     def tenant_jobs(self, tenant: str) -> str:
-        """Return the path of the node whose children name the jobs of the tenant `tenant`."""
         return f"{self.tenant(tenant)}/jobs"
 
     def tenant_job(self, tenant: str, job: str) -> str:
-        """Return the path of the node that exists while `job` of the tenant `tenant` does."""
         return f"{self.tenant_jobs(tenant)}/{check_name('job', job)}"
 
     def tenant_view(self, tenant: str) -> str:
-        """Return the path of the node with what the leader tells the tenant `tenant`."""
         return f"{self.tenant(tenant)}/view"
 
     def measured(self, job: str) -> str:
-        """Return the path of the node with what former runs of `job` have measured."""
         return f"{self.job(job)}/measured"
 
     def host(self, name: str) -> str:
-        """Return the path of the node above those of the host called `name`."""
         return f"{self.hosts}/{check_name('host', name)}"
 
     def offer(self, host: str) -> str:
-        """Return the path of the ephemeral node that says what the host called `host` offers."""
         return f"{self.host(host)}/offer"
 
     def drained(self, host: str) -> str:
-        """Return the path of the node that exists while the host `host` shall have no jobs."""
         return f"{self.host(host)}/drained"
 
     def assigned(self, host: str) -> str:
-        """Return the path of the node that says which runs have devices of the host `host`."""
         return f"{self.host(host)}/assigned"
 
     def report(self, host: str) -> str:
-        """Return the path of the node that says what lives on the host called `host`."""
         return f"{self.host(host)}/report"
 
     def event(self, number: int) -> str:
-        """Return the path of the event whose node has the sequence number `number`, from 0."""
         return f"{self.events}/e-{number:010d}"
 
 
@@ -188,28 +167,46 @@ class ClusterNodes(Nodes[ClusterPaths]):
         super().__init__(session, paths, f"cluster {paths.name}")
 
     def unknown(self) -> UnknownCluster:
-        """Read the names of all clusters, and return the error that this one does not exist."""
         return UnknownCluster(self.paths.name, cluster_names(self.session))
 
     def uid(self) -> str:
-        """Return a text that no other cluster has, in another ZooKeeper or at another time."""
         found = self.read(exists(self.paths.root))[0]
         if found is None:
             raise self.unknown()
         return f"{found.czxid:x}-{found.ctime}"
 
-    def unknown_job(self, job: str) -> UnknownJob:
-        """Return the error for a job that this cluster does not have; its text names its jobs."""
-        names = self.read(children(self.paths.jobs))[0]
+    @property
+    def access(self) -> Access:
+        access = self.session.access
+        assert access is not None
+        return access
+
+    def names(self, path: str) -> list[str]:
+        """Return the names of the children of a node that every cluster has, in any order."""
+        names: list[str] | None = self.read(children(path))[0]
         if names is None:
             raise self.unknown()
-        return UnknownJob(job, tuple(sorted(names)), "edl submit")
+        return names
 
-    def check_administrator(self, what: str) -> None:
-        """Raise a UsageError if the session is a tenant's, who may not do `what`, a verb."""
+    def records(
+        self, kind: type[R], paths: Mapping[str, str], wake: OnChange = None
+    ) -> dict[str, R]:
+        """Return the records of those nodes that exist, by the keys of `paths`."""
+        answers = self.read(*(get(path, wake) for path in paths.values())) if paths else []
+        return {
+            name: record(kind, (path, answer[0]))
+            for (name, path), answer in zip(paths.items(), answers, strict=True)
+            if answer is not None
+        }
+
+    def unknown_job(self, job: str) -> UnknownJob:
+        """Return the error for a job that this cluster does not have; its text names its jobs."""
+        return UnknownJob(job, tuple(sorted(self.names(self.paths.jobs))), "edl submit")
+
+    def check_administrator(self, action: str) -> None:
+        """Raise a UsageError if the session is a tenant's, who may not do `action`, a verb."""
 
     def check_session(self) -> None:
-        """Raise an error if the session would close what it creates with another secret."""
         access = self.session.access
         if access is None or access.job != self.paths.name:
             raise CoordinationError(
@@ -219,13 +216,11 @@ class ClusterNodes(Nodes[ClusterPaths]):
 
 
 def cluster_names(session: Session) -> tuple[str, ...]:
-    """Return the names of all clusters, sorted, including those that this session cannot open."""
     names = session.read_all("list clusters", [children(CLUSTERS)])[0] or ()
     return tuple(sorted(name for name in names if is_name(name)))
 
 
 def create_cluster(session: Session, access: Access, record: ClusterRecord) -> bool:
-    """Create a cluster if there is none of that name, and prove its secret in `session`."""
     paths = ClusterPaths(access.job)
     session.identify(access)
     ensure_shared(session, "create a cluster", CLUSTERS)
@@ -244,7 +239,6 @@ def create_cluster(session: Session, access: Access, record: ClusterRecord) -> b
 
 
 def open_cluster(session: Session, access: Access) -> ClusterNodes:
-    """Prove the secret of a cluster in `session`, and return access to the cluster's nodes."""
     paths = ClusterPaths(access.job)
     session.identify(access)
     nodes = ClusterNodes(session, paths)
@@ -271,12 +265,10 @@ def open_cluster(session: Session, access: Access) -> ClusterNodes:
 
 
 def own_version() -> str:
-    """Return the version of this edl."""
     return metadata.version("edl-horovod")
 
 
 def check_format(nodes: ClusterNodes, wake: OnChange = None) -> None:
-    """Raise an error if the records of a cluster have another format than this edl's."""
     path = nodes.paths.cluster
     answer = nodes.read(get(path, wake))[0]
     if answer is None:
@@ -285,7 +277,6 @@ def check_format(nodes: ClusterNodes, wake: OnChange = None) -> None:
 
 
 def check_settings(cluster: str, settings: ClusterRecord) -> None:
-    """Raise UnsupportedFormat if the `settings` of `cluster` have another format than ours."""
     if settings.format == FORMAT:
         return
     by = f", which edl {settings.version} writes" if settings.version else ""

@@ -146,9 +146,7 @@ def _take(free: dict[str, int], wanted: int) -> Placement:
 # slots: a slot is given back before, and never in exchange for, another one.
 
 
-Slots = Mapping[str, int]
-
-"""Node -> number of slots there; no number is 0."""
+Slots = Mapping[str, int]  # node -> number of slots there; no number is 0
 
 
 @dataclass(frozen=True)
@@ -159,11 +157,8 @@ class JobSize:
     size: int  # the number of slots
     present: Slots  # node -> the slots that the job has there now
     suggested: Placement  # (node, number of slots) pairs that the policy suggests
-    # node -> the most slots that it may have there; a node that is not in it has no slots for the
-    # job
-    limits: Slots
-    # returns the largest allowed size up to a number of slots, or None
-    fit: Callable[[int], int | None]
+    limits: Slots  # node -> the most slots that it may have there; none on others
+    fit: Callable[[int], int | None]  # the largest allowed size up to a number of slots, or None
 
 
 @dataclass
@@ -171,9 +166,7 @@ class _Nodes:
     """The free slots of each node, in the order of the nodes; changed as slots are taken."""
 
     free: dict[str, int]  # node -> the number of its slots that no job has taken yet
-    # node -> how many of these slots belong to jobs that are served later; they are given last
-    avoided: Slots = field(default_factory=dict)
-    silent: Collection[str] = ()  # the nodes that may be lost, on which slots are given back first
+    avoided: Slots = field(default_factory=dict)  # node -> slots of jobs that are served later
 
     def room(self, job: JobSize, placed: Slots, node: str, spare: bool = True) -> int:
         """Return how many slots of `node` a job can get beside those in `placed`."""
@@ -204,19 +197,31 @@ def place_stably(
     silent: Collection[str] = (),
 ) -> dict[str, dict[str, int]]:
     """Return the slots of each job by node, as near as possible to what the jobs have."""
-    free = _Nodes(dict(nodes), avoided or {}, silent)
-    kept = {job.name: _kept_on_nodes(job, free) for job in jobs}
+    free = _Nodes(dict(nodes), avoided or {})
+    kept: dict[str, dict[str, int]] = {}
+    for job in jobs:
+        able = {node: min(count, free.free.get(node, 0)) for node, count in job.present.items()}
+        able = {node: min(count, job.limits.get(node, 0)) for node, count in able.items()}
+        kept[job.name] = {}
+        for node, count in trimmed(able, job.size, silent).items():
+            free.take(kept[job.name], node, count)
     running = [job for job in jobs if kept[job.name]]
     placed: dict[str, dict[str, int]] = {}
     for job in (*running, *(job for job in jobs if not kept[job.name])):
         slots = kept[job.name]
-        if not slots:
-            _follow(job, slots, free)
+        suggested = dict(job.suggested)
+        # A job without slots gets those that the policy suggests, if all are free.
+        fits = all(free.room(job, slots, node) >= count for node, count in suggested.items())
+        if not slots and fits and slot_count(job.suggested) == job.size:
+            for node, count in suggested.items():
+                free.take(slots, node, count)
         _grow(job, slots, free, spare=True)
         _grow(job, slots, free, spare=False)
-        _shrink(job, slots, free, job.fit(sum(slots.values())) or 0)
-        if slots:
-            placed[job.name] = slots
+        fewer = trimmed(slots, job.fit(sum(slots.values())) or 0, silent)
+        for node, count in slots.items():
+            free.free[node] += count - fewer.get(node, 0)
+        if fewer:
+            placed[job.name] = fewer
     return placed
 
 
@@ -235,25 +240,6 @@ def trimmed(slots: Slots, size: int, silent: Collection[str] = ()) -> dict[str, 
     return left
 
 
-def _kept_on_nodes(job: JobSize, nodes: _Nodes) -> dict[str, int]:
-    """Take from `nodes` the slots that a job has now and goes on using; return them by node."""
-    placed: dict[str, int] = {}
-    able = {node: min(count, nodes.free.get(node, 0)) for node, count in job.present.items()}
-    able = {node: min(count, job.limits.get(node, 0)) for node, count in able.items()}
-    for node, count in trimmed(able, job.size, nodes.silent).items():
-        nodes.take(placed, node, count)
-    return placed
-
-
-def _follow(job: JobSize, placed: dict[str, int], nodes: _Nodes) -> None:
-    """Give a job without slots those that the policy suggests, if all are free."""
-    suggested = dict(job.suggested)
-    fits = all(nodes.room(job, placed, node) >= count for node, count in suggested.items())
-    if fits and slot_count(job.suggested) == job.size:
-        for node, count in suggested.items():
-            nodes.take(placed, node, count)
-
-
 def _grow(job: JobSize, placed: dict[str, int], nodes: _Nodes, spare: bool) -> None:
     """Take the slots that `job` lacks: on its own nodes, then on as few others as possible."""
     while (lacking := job.size - sum(placed.values())) > 0:
@@ -268,15 +254,6 @@ def _grow(job: JobSize, placed: dict[str, int], nodes: _Nodes, spare: bool) -> N
 
         node = min(room, key=rank)
         nodes.take(placed, node, min(lacking, room[node]))
-
-
-def _shrink(job: JobSize, placed: dict[str, int], nodes: _Nodes, size: int) -> None:
-    """Return the slots of `job` beyond `size` to the free ones, as `trimmed` picks them."""
-    fewer = trimmed(placed, size, nodes.silent)
-    for node, count in list(placed.items()):
-        nodes.free[node] += count - fewer.get(node, 0)
-    placed.clear()
-    placed.update(fewer)
 
 
 # ------------------------------------------------------------
@@ -327,14 +304,13 @@ def node_pools(
     groups = [(speed, tuple(by_speed[speed])) for speed in fastest_first]
     if len(groups) != 1 and widest > max((total(nodes) for _, nodes in groups), default=0):
         groups = [(1.0, tuple(node for _, nodes in groups for node in nodes))]
-    return tuple(NodePool(speed, nodes, _free(nodes, cluster)) for speed, nodes in groups)
-
-
-def _free(nodes: Sequence[Node], cluster: ClusterState) -> int:
-    """Return the number of slots of `nodes` that no job has which may not be preempted."""
-    names = {node.name for node in nodes}
-    fixed = (pair for name in cluster.fixed for pair in cluster.present[name])
-    return total(nodes) - sum(count for node, count in fixed if node in names)
+    pools = []
+    for speed, nodes in groups:
+        names = {node.name for node in nodes}
+        fixed = (pair for name in cluster.fixed for pair in cluster.present[name])
+        free = total(nodes) - sum(count for node, count in fixed if node in names)
+        pools.append(NodePool(speed, nodes, free))
+    return tuple(pools)
 
 
 def slowest_pool(placement: Placement, pools: Sequence[NodePool]) -> int | None:

@@ -11,7 +11,6 @@ One call goes through these stages:
    from what runs have become.
 2. **Ended runs** (:mod:`edl.cluster.reconcile`). The hosts are told to end what belongs to no run
    that may go on. What they report as ended is free.
-   Hosts are asked which paths they have that jobs need (:mod:`edl.cluster.reconcile`).
 3. **Allocation** (:mod:`edl.cluster.allocate`). The policy is asked if that is due.
 4. **Giving back** (:mod:`edl.cluster.reconcile`). Jobs without slots in the allocation are told
    to stop. Jobs with fewer slots are to give some back; what they no longer use is free.
@@ -27,7 +26,7 @@ of one turn, and the assignment to the new run in stage 5 of a later turn, after
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -39,16 +38,14 @@ from edl.cluster.reconcile import (
     JobChange,
     PlanBuilder,
     advance_lives,
-    ask_about_paths,
     end_runs,
-    first_paths,
     give_back,
     stop_runs,
     take_devices,
 )
-from edl.cluster.records import AllocationRecord, ClusterRecord, HostAssignment, JobAssignment
+from edl.cluster.records import AllocationRecord, HostAssignment, JobAssignment
 from edl.cluster.state import ClusterPolicy
-from edl.cluster.view import FAILED_S, Action, ClusterView, HostView, JobView, missing_on_borrowed
+from edl.cluster.view import FAILED_S, Action, ClusterView, JobView, missing_on_borrowed
 from edl.text import counted
 
 AGAIN_S = 1.0  # until the next plan, if something was written or ordered
@@ -65,22 +62,14 @@ class ClusterPlan:
     # checks of the versions that were read. If it is refused, nothing else is done. Then the
     # `orders` are carried out.
 
-    # job -> the new record of its life; only those that change
-    lives: Mapping[str, JobLifecycle] = field(default_factory=dict)
-    # host -> its new assignment; only those that change
-    assigned: Mapping[str, HostAssignment] = field(default_factory=dict)
-    # the new record of the policy's decision; None: it stays
-    allocation: AllocationRecord | None = None
+    lives: Mapping[str, JobLifecycle] = field(default_factory=dict)  # job -> the new one, if new
+    assigned: Mapping[str, HostAssignment] = field(default_factory=dict)  # host -> the new record
+    allocation: AllocationRecord | None = None  # the policy's new decision; None: it stays
     orders: tuple[Action, ...] = ()  # what runs are asked to do, in this order
-    # the changes of jobs' states in `lives`, in order, for the log of events
-    changes: tuple[JobChange, ...] = ()
-    # job -> why it has what it has, or why it waits and where in the queue, as a sentence
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    # job -> how many of its slots are beyond the quota of its queue; only those with any. Empty in
-    # a cluster without queues.
-    surplus: Mapping[str, int] = field(default_factory=dict)
-    # when to plan again although nothing was seen to change, in seconds since 1970
-    next_s: float = 0.0
+    changes: tuple[JobChange, ...] = ()  # of jobs' states, in order, for the log of events
+    reasons: Mapping[str, str] = field(default_factory=dict)  # job -> why, and where in the queue
+    surplus: Mapping[str, int] = field(default_factory=dict)  # job -> slots beyond the quota
+    next_s: float = 0.0  # when to plan again in any case, in seconds since 1970
 
     @property
     def writes(self) -> bool:
@@ -93,11 +82,9 @@ class ClusterPlan:
 
 
 def plan(cluster: ClusterView, policy: ClusterPolicy, now_s: float) -> ClusterPlan:
-    """Return what the leader of `cluster` writes and orders next, and why."""
     builder = PlanBuilder(cluster, now_s)
     advance_lives(builder)
     end_runs(builder)
-    ask_about_paths(builder)
     now = replace(cluster, jobs=tuple(builder.jobs.values()), allocation=builder.allocation)
     builder.allocation, builder.waits = allocate(now, policy, builder.table)
     give_back(builder)
@@ -107,12 +94,17 @@ def plan(cluster: ClusterView, policy: ClusterPolicy, now_s: float) -> ClusterPl
 
 
 def _finished(builder: PlanBuilder) -> ClusterPlan:
-    """Return the plan: the records and orders in `builder` that differ from what was read."""
     lives: dict[str, JobLifecycle] = {}
     later: set[str] = set()
     idle = 0
     for job in builder.cluster.jobs:
-        life = _tidied(builder, builder.jobs[job.name])
+        now = builder.jobs[job.name]
+        slots = 0
+        if now.life.state.has_run:
+            entries = builder.table.entries(job.name, now.life.run)
+            slots = sum(len(entry.devices) for entry in entries.values())
+        limits = {h: one for h, one in now.life.limits.items() if one.until_s > builder.now_s}
+        life = replace(now.life.counted(slots, builder.now_s), limits=limits)
         if life == job.life:
             continue
         is_idle = not (job.life.state.has_run or life.state.has_run)
@@ -122,6 +114,13 @@ def _finished(builder: PlanBuilder) -> ClusterPlan:
         else:
             lives[job.name] = life
     changed = builder.allocation != builder.cluster.allocation
+    by_priority = sorted(builder.jobs.values(), key=lambda job: (-job.wanted.priority, job.order))
+    sizes = [
+        (job.name, job.manifest.queue, sum(builder.target(job).values()))
+        for job in by_priority
+        if job.life.state in HAS_SLOTS
+    ]
+    queues = builder.cluster.queues
     found = ClusterPlan(
         lives=lives,
         assigned=builder.table.changed(),
@@ -129,36 +128,12 @@ def _finished(builder: PlanBuilder) -> ClusterPlan:
         orders=tuple(builder.orders),
         changes=tuple(one for one in builder.changes if one.job not in later),
         reasons=_reasons(builder),
-        surplus=_surplus(builder),
+        surplus=surplus_slots(sizes, queues) if queues else {},
     )
     return replace(found, next_s=_next_s(builder, found))
 
 
-def _surplus(builder: PlanBuilder) -> dict[str, int]:
-    """Return how many slots of each job are beyond the quota of its queue; only those with any."""
-    if not builder.cluster.queues:
-        return {}
-    jobs = sorted(builder.jobs.values(), key=lambda job: (-job.wanted.priority, job.order))
-    sizes = [
-        (job.name, job.manifest.queue, sum(builder.target(job).values()))
-        for job in jobs
-        if job.life.state in HAS_SLOTS
-    ]
-    return surplus_slots(sizes, builder.cluster.queues)
-
-
-def _tidied(builder: PlanBuilder, job: JobView) -> JobLifecycle:
-    """Return the life of `job` with its slot-seconds until now, without limits that are over."""
-    slots = 0
-    if job.life.state.has_run:
-        entries = builder.table.entries(job.name, job.life.run)
-        slots = sum(len(entry.devices) for entry in entries.values())
-    limits = {host: one for host, one in job.life.limits.items() if one.until_s > builder.now_s}
-    return replace(job.life.counted(slots, builder.now_s), limits=limits)
-
-
 def _reasons(builder: PlanBuilder) -> dict[str, str]:
-    """Return why each job has its slots, or why it waits, and where in the queue."""
     queue = sorted(
         (job for job in builder.jobs.values() if job.life.state is LifeState.QUEUED),
         key=lambda job: (-job.wanted.priority, job.order),
@@ -170,8 +145,7 @@ def _reasons(builder: PlanBuilder) -> dict[str, str]:
         if name in places:
             at = f"place {places[name]} of {len(queue)} in the queue"
             why = (why or job.life.reason).removeprefix("waits: ")
-            lacks = builder.cluster.path_checks.of(job.manifest).lacks
-            lacks = lacks or missing_on_borrowed(job, builder.cluster)
+            lacks = missing_on_borrowed(job, builder.cluster)
             more = f"; {lacks}" if lacks and lacks not in why else _holders(builder, job)
             found[name] = f"{at}: {why}{more}"
         else:
@@ -180,7 +154,6 @@ def _reasons(builder: PlanBuilder) -> dict[str, str]:
 
 
 def _holders(builder: PlanBuilder, job: JobView) -> str:
-    """Return a clause that says which jobs have the slots of the hosts that `job` may use."""
     allocation = builder.allocation
     if builder.waits.get(job.name) or builder.target(job) or allocation.held or allocation.problem:
         return ""  # it does not wait for slots
@@ -199,40 +172,29 @@ def _holders(builder: PlanBuilder, job: JobView) -> str:
     return f"; {', '.join(most)}{others}" if most else ""
 
 
-def _next_s(builder: PlanBuilder, found: ClusterPlan) -> float:
+def _next_s(builder: PlanBuilder, planned: ClusterPlan) -> float:
     """Return when to plan again even if nothing changes until then, in seconds since 1970."""
     settings, now_s = builder.settings, builder.now_s
     times = [*builder.times_s, builder.allocation.at_s + settings.interval_s]
-    if found.acts:
+    if planned.acts:
         times.append(now_s + AGAIN_S)
     for host in builder.cluster.hosts:
-        times += _times_of_host(found.assigned.get(host.name, host.assigned), settings)
+        record = planned.assigned.get(host.name, host.assigned)
+        times += [record.silent_s + settings.lost_after_s] if record.silent_s else []
+        times += [one.at_s + FAILED_S for one in record.failures.values()]
+        waits = [entry for entry in record.jobs.values() if entry.leaving or entry.ends]
+        times += [entry.changed_s + settings.stuck_s for entry in waits]
+    limits = {LifeState.QUEUED: settings.gather_s, LifeState.HALTING: settings.halt_timeout_s}
     for job in builder.jobs.values():
-        times += _times_of_job(job, settings)
+        life = job.life
+        times += [life.not_before_s, *(limit.until_s for limit in life.limits.values())]
+        if life.state in limits:
+            times.append(life.since_s + limits[life.state])
+        elif life.state is LifeState.STARTING:
+            times.append(life.since_s + job.start_limit_s(settings))
         if profile_progress(job, builder.allocation, now_s) is not None:
             times += [job.life.profile_until_s, settled_s(job, builder.allocation)]
     return min((at_s for at_s in times if at_s > now_s), default=now_s + settings.interval_s)
-
-
-def _times_of_host(record: HostAssignment, settings: ClusterRecord) -> Sequence[float]:
-    """Return when time limits of a host end: to be lost, to give back slots."""
-    found = [record.silent_s + settings.lost_after_s] if record.silent_s else []
-    found += [one.at_s + FAILED_S for one in record.failures.values()]
-    waits = [entry for entry in record.jobs.values() if entry.leaving or entry.ends]
-    return [*found, *(entry.changed_s + settings.stuck_s for entry in waits)]
-
-
-def _times_of_job(job: JobView, settings: ClusterRecord) -> Sequence[float]:
-    """Return when time limits of `job` end, in seconds since 1970, some of them in the past."""
-    life = job.life
-    found = [life.not_before_s, *(limit.until_s for limit in life.limits.values())]
-    if life.state is LifeState.QUEUED:
-        found.append(life.since_s + settings.gather_s)
-    if life.state is LifeState.STARTING:
-        found.append(life.since_s + job.start_limit_s(settings))
-    if life.state is LifeState.HALTING:
-        found.append(life.since_s + settings.halt_timeout_s)
-    return found
 
 
 # ------------------------------------------------------------
@@ -240,21 +202,16 @@ def _times_of_job(job: JobView, settings: ClusterRecord) -> Sequence[float]:
 
 
 class PlannedEvent(NamedTuple):
-    """An event of a plan, without its time and writer."""
-
     kind: ClusterEventKind
     reason: str  # what has happened, and why, in a sentence
     job: str = ""  # the job that it is about; empty: none
     host: str = ""  # the host that it is about; empty: none, or several
-    # the state that the job has entered; None: it is another kind of event
-    state: LifeState | None = None
+    state: LifeState | None = None  # entered by the job; None: another kind of event
     result: LifeResult | None = None  # how the job has ended; None: it has not
-    # host -> slots that the job has; None: it is another kind of event
-    slots: Mapping[str, int] | None = None
+    slots: Mapping[str, int] | None = None  # by host; None: it is another kind of event
 
 
-def plan_events(view: ClusterView, found: ClusterPlan) -> list[PlannedEvent]:
-    """Return the events for the log that report what the plan `found` changes."""
+def plan_events(view: ClusterView, planned: ClusterPlan) -> list[PlannedEvent]:
     return [
         *(
             PlannedEvent(
@@ -262,26 +219,27 @@ def plan_events(view: ClusterView, found: ClusterPlan) -> list[PlannedEvent]:
                 f"{one.before} -> {one.after}: {one.reason}",
                 job=one.job,
                 state=one.after,
-                result=found.lives[one.job].result if one.after is LifeState.ENDED else None,
+                result=planned.lives[one.job].result if one.after is LifeState.ENDED else None,
             )
-            for one in found.changes
+            for one in planned.changes
         ),
-        *_slots(view, found),
-        *_hosts(view, found),
+        *_slots(view, planned),
+        *_hosts(view, planned),
     ]
 
 
-def _slots(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
-    """Yield an event for each job whose devices the plan `found` changes, in the order of names."""
+def _slots(view: ClusterView, planned: ClusterPlan) -> Iterator[PlannedEvent]:
     before = {host.name: host.assigned for host in view.hosts}
-    after = {**before, **found.assigned}
-    names = {name for host in found.assigned for one in (before, after) for name in one[host].jobs}
+    after = {**before, **planned.assigned}
+    names = {
+        name for host in planned.assigned for one in (before, after) for name in one[host].jobs
+    }
     for job in sorted(names):
         had, has = _devices(before, job), _devices(after, job)
         if had != has:
             where = "; ".join(f"{host}: {_described(entry)}" for host, entry in has.items())
             reason = f"slots {where}" if where else "no slots"
-            why = found.reasons.get(job, "")
+            why = planned.reasons.get(job, "")
             yield PlannedEvent(
                 ClusterEventKind.SLOTS,
                 f"{reason}: {why}" if why else reason,
@@ -307,12 +265,14 @@ def _described(entry: JobAssignment) -> str:
     return " ".join(filter(None, (keeps, f"(gives back {leaves})" if leaves else "")))
 
 
-def _hosts(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
-    """Yield an event for each host that, by the plan `found`, offers nothing any more or again."""
-    for name, after in found.assigned.items():
+def _hosts(view: ClusterView, planned: ClusterPlan) -> Iterator[PlannedEvent]:
+    for name, after in planned.assigned.items():
         host = view.host_named[name]
         if bool(host.assigned.silent_s) != bool(after.silent_s):
-            yield PlannedEvent(ClusterEventKind.HOST, _host_change(host), host=name)
+            why = f"host {name} offers nothing any more"
+            if host.offer is not None:
+                why = f"host {name} offers {counted(len(host.offer.numbers), 'slot')} again"
+            yield PlannedEvent(ClusterEventKind.HOST, why, host=name)
         for job, one in after.failures.items():
             before = host.assigned.failures.get(job)
             if before is None or (before.order, before.reason) != (one.order, one.reason):
@@ -327,13 +287,6 @@ def _hosts(view: ClusterView, found: ClusterPlan) -> Iterator[PlannedEvent]:
             yield PlannedEvent(ClusterEventKind.HOST, f"host {name} {why}", host=name)
 
 
-def _host_change(host: HostView) -> str:
-    """Return the sentence that says that a host offers nothing any more, or offers slots again."""
-    if host.offer is None:
-        return f"host {host.name} offers nothing any more"
-    return f"host {host.name} offers {counted(len(host.offer.numbers), 'slot')} again"
-
-
 # ------------------------------------------------------------
 # Divide a large plan of a cluster into parts that may be written one after another.
 #
@@ -342,8 +295,7 @@ def _host_change(host: HostView) -> str:
 # devices change there. No record is in two parts, so each is written once, as the plan has made it.
 # If only some parts are written, the next plan goes on from there, as after any lost order.
 #
-# A part that is too large by itself is written with fewer of the paths that its hosts are asked for
-# (`asking_less`), or not at all (`without_parts`).
+# A part that is too large by itself is not written (`without_parts`).
 
 
 class PlanPart(NamedTuple):
@@ -353,86 +305,48 @@ class PlanPart(NamedTuple):
     hosts: tuple[str, ...]  # the hosts whose assignments are written, sorted
 
 
-def plan_parts(view: ClusterView, found: ClusterPlan) -> list[PlanPart]:
-    """Return the parts of the plan `found`, which was made from `view`; first those of a job."""
-    groups = _Groups()
-    for job in found.lives:
-        groups.add(("job", job))
-    for host, after in found.assigned.items():
-        groups.add(("host", host))
-        for job in _changed_jobs(view, host, after):
-            groups.join(("host", host), ("job", job))
+def plan_parts(view: ClusterView, planned: ClusterPlan) -> list[PlanPart]:
+    """Return the parts of the plan `planned`, which was made from `view`; first those of a job."""
+    # A graph of jobs and hosts; its connected parts are written apart.
+    near: dict[tuple[str, str], set[tuple[str, str]]] = {
+        ("job", job): set() for job in planned.lives
+    }
+    for name, after in planned.assigned.items():
+        host = ("host", name)
+        near.setdefault(host, set())
+        for job in _changed_jobs(view, name, after):
+            near[host].add(("job", job))
+            near.setdefault(("job", job), set()).add(host)
     parts = []
-    for members in groups.all():
-        jobs = [name for kind, name in members if kind == "job" and name in found.lives]
+    while near:
+        members, waiting = [], [next(iter(near))]
+        while waiting:
+            if (member := waiting.pop()) in near:
+                members.append(member)
+                waiting += near.pop(member)
+        jobs = [name for kind, name in members if kind == "job" and name in planned.lives]
         hosts = [name for kind, name in members if kind == "host"]
         parts.append(PlanPart(tuple(sorted(jobs)), tuple(sorted(hosts))))
     return sorted(parts, key=lambda part: (bool(part.hosts), part))
 
 
-def asking_less(found: ClusterPlan, part: PlanPart, most_bytes: int) -> ClusterPlan:
-    """Return `found` with fewer paths asked of the hosts of `part`: the first in the queue."""
-    shorter = {
-        host: replace(after, paths=first_paths(after.paths, most_bytes))
-        for host, after in found.assigned.items()
-        if host in part.hosts
-    }
-    return replace(found, assigned={**found.assigned, **shorter})
-
-
 def without_parts(
-    view: ClusterView, found: ClusterPlan, left_out: Iterable[PlanPart]
+    view: ClusterView, planned: ClusterPlan, left_out: Iterable[PlanPart]
 ) -> ClusterPlan:
-    """Return the plan `found` without some of its parts, and without what follows from these."""
     hosts = {host for part in left_out for host in part.hosts}
     jobs = {job for part in left_out for job in part.jobs}
     for host in hosts:
-        jobs |= _changed_jobs(view, host, found.assigned[host])
+        jobs |= _changed_jobs(view, host, planned.assigned[host])
     return replace(
-        found,
-        lives={job: life for job, life in found.lives.items() if job not in jobs},
-        assigned={host: one for host, one in found.assigned.items() if host not in hosts},
+        planned,
+        lives={job: life for job, life in planned.lives.items() if job not in jobs},
+        assigned={host: one for host, one in planned.assigned.items() if host not in hosts},
         # A run is told what to do only after the records say so.
-        orders=tuple(order for order in found.orders if order.job not in jobs),
-        changes=tuple(change for change in found.changes if change.job not in jobs),
+        orders=tuple(order for order in planned.orders if order.job not in jobs),
+        changes=tuple(change for change in planned.changes if change.job not in jobs),
     )
 
 
 def _changed_jobs(view: ClusterView, host: str, after: HostAssignment) -> set[str]:
     before = view.host_named[host].assigned.jobs
     return {job for job in {*before, *after.jobs} if before.get(job) != after.jobs.get(job)}
-
-
-_Member = tuple[str, str]
-
-
-class _Groups:
-    """Disjoint groups of members (union-find): joining two members makes their groups one."""
-
-    def __init__(self) -> None:
-        self._parent: dict[_Member, _Member] = {}
-
-    def add(self, one: _Member) -> None:
-        """Add a member in a group of its own; do nothing if it was added before."""
-        self._parent.setdefault(one, one)
-
-    def join(self, one: _Member, other: _Member) -> None:
-        """Make the groups of two members one group; a member that is new is added first."""
-        self.add(one)
-        self.add(other)
-        self._parent[self._root(one)] = self._root(other)
-
-    def all(self) -> Iterable[list[_Member]]:
-        """Return the groups, each as a list of its members in the order of their adding."""
-        found: dict[_Member, list[_Member]] = {}
-        for one in self._parent:
-            found.setdefault(self._root(one), []).append(one)
-        return found.values()
-
-    def _root(self, one: _Member) -> _Member:
-        root = one
-        while self._parent[root] != root:
-            root = self._parent[root]
-        while self._parent[one] != root:  # the next search is short
-            self._parent[one], one = root, self._parent[one]
-        return root

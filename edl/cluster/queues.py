@@ -49,24 +49,19 @@ from edl.text import counted
 
 
 MAX_WEIGHT = 1e6
-
 NO_QUEUE = QueueRecord()  # of jobs whose queue has no record: no quota, and the weight 1
 
 
 @dataclass(frozen=True)
 class QueueRequest:
-    """What the jobs of one queue can use."""
-
     name: str
     usable: int  # the most slots that its jobs can use together
-    # its quota, its weight and the most slots that it may have
-    record: QueueRecord = field(default_factory=QueueRecord)
+    record: QueueRecord = field(default_factory=QueueRecord)  # quota, weight and limit
     held: int = 0  # the slots that cannot be taken from its jobs now; at most those that they have
     least: int = 0  # the slots without which some of its jobs would be halted that train
 
     @property
     def limit(self) -> int:
-        """The most slots that are any good to the queue."""
         most = self.usable if self.record.most is None else min(self.usable, self.record.most)
         return max(self.held, most)
 
@@ -101,7 +96,6 @@ def surplus_slots(
 
 
 def check_queue(name: str, queue: QueueRecord) -> None:
-    """Raise a UsageError if a value of the queue called `name` is not allowed."""
     if queue.quota < 0:
         raise UsageError(f"the quota of queue {name} is {queue.quota}; it must be 0 or more slots")
     if not 0 < queue.weight <= MAX_WEIGHT:
@@ -117,7 +111,6 @@ def check_queue(name: str, queue: QueueRecord) -> None:
 
 
 def unknown_queue(cluster: str, queue: str, queues: Collection[str], asks: str = "") -> str:
-    """Return the sentence that says that a cluster has no such queue, and what to do."""
     known = sorted(queues)
     near = known if len(known) <= FEW else nearest(queue, known)
     has = f"; it has {some(list(near))}" if near else ", and no other"
@@ -143,7 +136,6 @@ def _fill(
     bases: Mapping[str, int],
     slots: int,
 ) -> None:
-    """Deal the slots that are left one by one, to the queue that has the fewest for its weight."""
     left = slots - sum(given.values())
 
     def level(name: str) -> tuple[float, str]:
@@ -223,7 +215,6 @@ def queue_statuses(view: ClusterView) -> tuple[QueueStatus, ...]:
 
 
 def finish_time_fairness(jobs: Sequence[JobView], part: int) -> list[float]:
-    """Return the finish-time fairness of each job that has finished, in the order of `jobs`."""
     came_s = _Moments([_submitted_s(job) for job in jobs])
     went_s = _Moments([job.life.ended_s for job in jobs if job.life.ended_s])
     found = []
@@ -240,7 +231,6 @@ def finish_time_fairness(jobs: Sequence[JobView], part: int) -> list[float]:
 
 
 def _submitted_s(job: JobView) -> float:
-    """Return when a job was submitted, in seconds since 1970, by the leader's record of it."""
     return job.life.submitted_s or job.submitted_s
 
 
@@ -252,7 +242,6 @@ class _Moments:
         self._sums = [0.0, *accumulate(self._moments)]
 
     def between(self, first_s: float, last_s: float) -> float:
-        """Return the integral from `first_s` to `last_s`, in seconds times moments."""
         return self._until(last_s) - self._until(first_s)
 
     def _until(self, time_s: float) -> float:
@@ -281,8 +270,6 @@ RIGID = "waits: it may not be preempted, so it gets slots of the quota of queue 
 
 @dataclass(frozen=True)
 class QuotaRequest:
-    """The request of one job, which may not be preempted, for slots of the quota of its queue."""
-
     name: str  # the name of the job
     size: int  # the number of slots that it has; 0: it waits
     least: int  # the fewest slots with which it may train
@@ -293,7 +280,6 @@ class QuotaRequest:
 def quota_limits(
     queue: str, jobs: Sequence[QuotaRequest], quota: int
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """Deal out the quota of a queue to its jobs that may not be preempted."""
     left = max(0, quota - sum(max(one.size, one.least) for one in jobs if one.size))
     limits: dict[str, int] = {}
     reasons: dict[str, str] = {}

@@ -7,14 +7,11 @@ others, follows from the plan (:mod:`edl.cluster.plan`).
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from edl.cluster.allocate import profile_end_s
-from edl.cluster.candidates import HAS_SLOTS, has_labels, hosts_with_slots, obstacle
 from edl.cluster.lifecycle import (
     HostLimit,
     JobLifecycle,
@@ -24,10 +21,8 @@ from edl.cluster.lifecycle import (
     run_token,
 )
 from edl.cluster.placing import trimmed
-from edl.cluster.queues import NO_QUEUE
 from edl.cluster.records import ClusterRecord, Goal, JobAssignment
 from edl.cluster.view import (
-    MAX_BYTES,
     Action,
     ClusterView,
     CreateRun,
@@ -39,7 +34,6 @@ from edl.cluster.view import (
     allocation_by,
     life_by,
     next_devices,
-    path_bytes,
 )
 from edl.errors import NO_PROGRAM_EXIT, REFUSED_EXIT
 from edl.records import JobState
@@ -48,7 +42,6 @@ from edl.text import by_host, counted, duration_in_words, excerpt
 # Exit codes with which a command ends that cannot start: Python's of a script that is not there and
 # argparse's, a shell's of a program that is not there, and that of a worker that edl refuses.
 HOPELESS = (2, NO_PROGRAM_EXIT, REFUSED_EXIT)
-
 UNSAVED = "; it saves no checkpoint"  # before what is lost
 
 
@@ -57,10 +50,8 @@ class PendingEvent(NamedTuple):
 
     event: LifeEvent  # the event, which leads from one state of the job to the next
     reason: str  # why it happens, in a sentence
-    # whether a start or a run has come to nothing, so that the next start waits for some time
-    failed: bool = False
-    # whether that is a failure of the job itself, which uses up one of its retries
-    counts: bool = False
+    failed: bool = False  # whether nothing came of a start or run: the next start waits
+    counts: bool = False  # whether it is a failure of the job itself, and uses up a retry
 
 
 @dataclass(frozen=True)
@@ -70,11 +61,8 @@ class RunHosts:
     slots: int = 0  # the number of slots that the run has on hosts that are not lost
     lost: tuple[str, ...] = ()  # the names of the lost hosts on which it has slots
     has_processes: bool = False  # whether a process of it may live on a host that is not lost
-    # whether no agent of it has a record, and each host that is not lost reports that no process of
-    # it lives: nobody is left who could stop it
-    is_dead: bool = False
-    # host -> why no agent of it can live there
-    refusals: Mapping[str, str] = field(default_factory=dict)
+    is_dead: bool = False  # whether nobody is left who could stop it, by agents and hosts
+    refusals: Mapping[str, str] = field(default_factory=dict)  # host -> why it takes no agent
     lost_before: str = ""  # which job that must finish before it never will, and why; empty: none
     has_others: bool = False  # whether its start has failed, and other hosts have room for it
     was_tried: bool = False  # whether its job could not start on other hosts before
@@ -115,18 +103,6 @@ def due_event(
     return None
 
 
-def life_after(due: PendingEvent, job: JobView, now_s: float) -> JobLifecycle:
-    changes = job.life.failed(now_s, due.counts) if due.failed else {}
-    if due.event is LifeEvent.RESUME:
-        changes = {"tries": 0, "failures": 0, "not_before_s": 0.0}
-    run = job.present_run
-    if run is not None and run.state.over:
-        changes["exit_code"] = run.exit_code
-    # The reason may repeat what the job's processes have written, and the record must fit into a
-    # node of ZooKeeper.
-    return job.life.after(due.event, excerpt(due.reason), now_s, **changes)
-
-
 def _due_at_start(
     job: JobView, facts: RunHosts, settings: ClusterRecord, now_s: float
 ) -> PendingEvent | None:
@@ -144,7 +120,10 @@ def _due_at_start(
     if run is not None and run.trains:
         return PendingEvent(LifeEvent.TRAIN, "its first ring trains")
     if facts.slots < job.min_slots:
-        why = f"{_hosts_lost(facts)} while it started, and {counted(facts.slots, 'slot')}"
+        lost = f"hosts {', '.join(facts.lost)} were lost"
+        if len(facts.lost) < 2:
+            lost = f"host {facts.lost[0]} was lost" if facts.lost else "slots were taken back"
+        why = f"{lost} while it started, and {counted(facts.slots, 'slot')}"
         return PendingEvent(LifeEvent.TAKE_BACK, f"{why} of at least {job.min_slots} are left")
     waited_s, limit_s = now_s - job.life.since_s, job.start_limit_s(settings)
     # While its run is not read, nobody knows whether a ring trains.
@@ -158,7 +137,6 @@ def _due_at_start(
 
 
 def _stopped(job: JobView, run: RunView | None) -> PendingEvent:
-    """Return the event for `job`, whose run `run` was to stop, and has: it may have finished."""
     if run is not None and run.state is JobState.FINISHED:
         return PendingEvent(LifeEvent.FINISH, run.reason or "it has trained to the end")
     if job.wanted.goal is Goal.GONE:
@@ -179,7 +157,6 @@ def _stopped(job: JobView, run: RunView | None) -> PendingEvent:
 
 
 def _ended(job: JobView, run: RunView) -> PendingEvent:
-    """Return the event for `job`, whose run `run` is over: FINISH, RETRY or GIVE_UP."""
     if run.state is JobState.FINISHED:
         return PendingEvent(LifeEvent.FINISH, run.reason or "it has trained to the end")
     if run.state is JobState.FAILED:
@@ -199,7 +176,6 @@ def _failed(job: JobView, reason: str) -> PendingEvent:
 
 
 def _not_started(job: JobView, reason: str, facts: RunHosts, is_hopeless: bool) -> PendingEvent:
-    """Return the event for `job`, whose run has ended, or is to end, before its first step."""
     # It may be the fault of these hosts; but what starts on none of a thousand is not tried on all.
     if facts.has_others and not facts.was_tried:
         why = f"it could not start, and is tried on other hosts: {reason}"
@@ -211,17 +187,8 @@ def _not_started(job: JobView, reason: str, facts: RunHosts, is_hopeless: bool) 
 
 
 def _stop(job: JobView) -> PendingEvent:
-    """Return the event that begins to stop the run of `job` because a user wants it."""
     deleted = job.wanted.goal is Goal.GONE
     return PendingEvent(LifeEvent.STOP, "it is being deleted" if deleted else "it is being halted")
-
-
-def _hosts_lost(facts: RunHosts) -> str:
-    """Return a clause like "host a was lost"; without lost hosts, that slots were taken back."""
-    lost = facts.lost
-    if not lost:
-        return "slots were taken back"
-    return f"host {lost[0]} was lost" if len(lost) == 1 else f"hosts {', '.join(lost)} were lost"
 
 
 # ------------------------------------------------------------
@@ -230,8 +197,6 @@ def _hosts_lost(facts: RunHosts) -> str:
 
 @dataclass(frozen=True)
 class JobChange:
-    """A change of a job's state, for the log of events."""
-
     job: str  # the name of the job
     event: LifeEvent  # what happened to the job, so that its state changed
     before: LifeState
@@ -269,17 +234,14 @@ class PlanBuilder:
         self.times_s: list[float] = []
 
     def live_on(self, job: JobView, life: JobLifecycle) -> None:
-        """Replace the life of `job` in `jobs` by `life`, which has the same state."""
         self.jobs[job.name] = replace(job, life=life)
 
     def change(self, job: JobView, event: LifeEvent, life: JobLifecycle) -> None:
-        """Replace the life of `job` by `life`, and note the change of its state in `changes`."""
         change = JobChange(job.name, event, job.life.state, life.state, life.reason)
         self.changes.append(change)
         self.live_on(job, life)
 
     def stop(self, job: JobView, reason: str) -> None:
-        """Begin to stop the run of `job`: give it the life after the event `STOP`."""
         if job.saves_nothing:
             trained = duration_in_words(max(0.0, self.now_s - job.life.since_s))
             steps = counted(job.measured.done_steps, "step")
@@ -287,7 +249,6 @@ class PlanBuilder:
         self.change(job, LifeEvent.STOP, job.life.after(LifeEvent.STOP, reason, self.now_s))
 
     def facts(self, job: JobView) -> RunHosts:
-        """Return what hosts and agents say of the run of `job`: slots, lost hosts, processes."""
         slots, lost, lives = 0, [], False
         refusals: dict[str, str] = {}
         useless: dict[str, str] = {}
@@ -334,7 +295,6 @@ class PlanBuilder:
         return ""
 
     def _has_others(self, job: JobView, refusals: Collection[str]) -> bool:
-        """Return whether a start of `job` has failed, and other hosts have room for it."""
         run = job.present_run
         failed = run is not None and run.state is JobState.FAILED
         if job.life.state is not LifeState.STARTING or not (failed or refusals):
@@ -361,7 +321,6 @@ class PlanBuilder:
         return self.allocation.reasons.get(job.name, "")
 
     def is_late_to_stop(self, job: JobView) -> bool:
-        """Return whether `job` has been stopping for `halt_timeout_s` (a setting) or longer."""
         late = self.now_s - job.life.since_s >= self.settings.halt_timeout_s
         return job.life.state is LifeState.HALTING and late
 
@@ -371,7 +330,6 @@ class PlanBuilder:
 
 
 def end_runs(builder: PlanBuilder) -> None:
-    """Tell hosts to end the runs that do not go on there, and free the devices of ended ones."""
     for host, name, entry in builder.table.all_entries():
         job = builder.jobs.get(name)
         if (
@@ -384,7 +342,6 @@ def end_runs(builder: PlanBuilder) -> None:
 
 
 def stop_runs(builder: PlanBuilder) -> None:
-    """Add to `builder` the orders that stop runs: those of halting jobs, and those of no job."""
     for job in builder.jobs.values():
         run, life = job.run, job.life
         if run is None or run.state.over or job.run_is_foreign:
@@ -392,26 +349,19 @@ def stop_runs(builder: PlanBuilder) -> None:
         if run.token != life.run or not life.state.has_run:
             builder.orders.append(StopRun(job.name, run.token, False, life.reason))
         elif life.state is LifeState.HALTING:
-            why = _why_not_saved(builder, job)
+            facts, why = builder.facts(job), None
+            if builder.is_late_to_stop(job):
+                why = f"it did not stop within {builder.settings.halt_timeout_s:g} s"
+            elif not facts.slots:
+                why = "no host was left on which it could save a checkpoint"
+            elif facts.is_dead:
+                why = "no process of it was left, so its last checkpoint may be missing"
             if why is not None or run.state is not JobState.STOPPING:
                 reason = why or life.reason
                 builder.orders.append(StopRun(job.name, run.token, why is None, reason))
 
 
-def _why_not_saved(builder: PlanBuilder, job: JobView) -> str | None:
-    """Return why the run of `job`, which halts, is over at once; None: it saves a checkpoint."""
-    facts = builder.facts(job)
-    if builder.is_late_to_stop(job):
-        return f"it did not stop within {builder.settings.halt_timeout_s:g} s"
-    if not facts.slots:
-        return "no host was left on which it could save a checkpoint"
-    if facts.is_dead:
-        return "no process of it was left, so its last checkpoint may be missing"
-    return None
-
-
 def _goes_on(builder: PlanBuilder, job: JobView, entry: JobAssignment) -> bool:
-    """Return whether a run that has devices on a host may go on to use them."""
     life, run = job.life, job.present_run
     if life.run != entry.run or not life.state.has_run:
         return False
@@ -422,7 +372,6 @@ def _goes_on(builder: PlanBuilder, job: JobView, entry: JobAssignment) -> bool:
 
 
 def _is_abandoned(builder: PlanBuilder, job: JobView, host: str, entry: JobAssignment) -> bool:
-    """Return whether a run is to leave a host, and no agent there can say that it has."""
     run = job.present_run
     if run is None or entry.leaving != entry.devices or host in run.agents:
         return False
@@ -435,7 +384,6 @@ def _is_abandoned(builder: PlanBuilder, job: JobView, host: str, entry: JobAssig
 
 
 def advance_lives(builder: PlanBuilder) -> None:
-    """Bring the lives of all jobs in `builder` up to date with users' wishes, runs and hosts."""
     for name in list(builder.jobs):
         if not builder.jobs[name].life.submitted_s:
             _begin(builder, builder.jobs[name])
@@ -460,7 +408,6 @@ def advance_lives(builder: PlanBuilder) -> None:
 
 
 def _begin(builder: PlanBuilder, job: JobView) -> None:
-    """Give `job`, which was just submitted, its first life in `builder`, in the state queued."""
     submitted_s = job.submitted_s or builder.now_s
     life = replace(
         job.life,
@@ -473,8 +420,15 @@ def _begin(builder: PlanBuilder, job: JobView) -> None:
 
 
 def _happen(builder: PlanBuilder, job: JobView, due: PendingEvent, facts: RunHosts) -> None:
-    """Put the life that `job` has after the event `due` into `builder`, and note the change."""
-    life = life_after(due, job, builder.now_s)
+    changes = job.life.failed(builder.now_s, due.counts) if due.failed else {}
+    if due.event is LifeEvent.RESUME:
+        changes = {"tries": 0, "failures": 0, "not_before_s": 0.0}
+    run = job.present_run
+    if run is not None and run.state.over:
+        changes["exit_code"] = run.exit_code
+    # The reason may repeat what the job's processes have written, and the record must fit into a
+    # node of ZooKeeper.
+    life = job.life.after(due.event, excerpt(due.reason), builder.now_s, **changes)
     if due.event is LifeEvent.TRAIN:
         start_s = max(0.0, builder.now_s - job.life.since_s)
         life = replace(life, profile_until_s=profile_end_s(job, builder.now_s), start_s=start_s)
@@ -492,7 +446,6 @@ def _happen(builder: PlanBuilder, job: JobView, due: PendingEvent, facts: RunHos
 
 
 def _limits_of_start(builder: PlanBuilder, job: JobView) -> dict[str, HostLimit]:
-    """Return a limit for each host on which a failed start of `job` had too few workers."""
     run = job.present_run
     if run is None:
         return {}
@@ -510,7 +463,6 @@ def _limits_of_start(builder: PlanBuilder, job: JobView) -> dict[str, HostLimit]
 
 
 def _note_idle(builder: PlanBuilder, job: JobView) -> None:
-    """Note since when devices of a run that trains have had no process, and limit the job there."""
     run = job.present_run
     if job.life.state is not LifeState.RUNNING or run is None or run.state.over:
         return
@@ -538,7 +490,6 @@ def _note_idle(builder: PlanBuilder, job: JobView) -> None:
 def _is_idle(
     builder: PlanBuilder, job: JobView, run: RunView, host: str, entry: JobAssignment
 ) -> bool:
-    """Return whether a device of a host that a run has, and keeps, is known to have no process."""
     kept = set(entry.devices) - set(entry.leaving)
     agent, view = run.agents.get(host), builder.cluster.host_named[host]
     if agent is not None:
@@ -547,105 +498,6 @@ def _is_idle(
         return False
     found = view.report.jobs.get(job.name)
     return bool(kept) and (found is None or found.run != run.token or not found.processes)
-
-
-# ------------------------------------------------------------
-# Ask hosts which paths they have, ahead of the jobs that need them.
-#
-# The question is part of a host's assignment. It is written again only when a path is missing in
-# it, so a job that needs the same paths as others asks nothing. All paths of a question have a
-# limit, within which they are dealt out:
-#
-# 1. Jobs that wait come first, then those that have slots, then those that could get none now: they
-#    need more slots than the hosts with their labels have, or than their queue may have.
-# 2. Among these the next job is that of the queue that has been given the fewest bytes, so no queue
-#    takes them all. In a queue the jobs of the highest priority come first.
-# 3. A job's paths are asked for together. A job whose paths do not fit is skipped, and waits.
-
-
-class PathRequest(NamedTuple):
-    """The request of one job that hosts are asked for its paths."""
-
-    rank: int  # the requests with the lowest one come first
-    queue: str  # the name of the job's queue
-    paths: tuple[str, ...]
-
-
-def ask_about_paths(builder: PlanBuilder) -> None:
-    """Ask each host that takes slots for the paths of all jobs that may get some."""
-    cluster = builder.cluster
-    jobs = [
-        job
-        for job in builder.jobs.values()
-        if job.wants_slots
-        and job.manifest.required_paths
-        and obstacle(job, cluster, builder.now_s) is None
-    ]
-    paths = wanted_paths(_requests(jobs, cluster, hosts_with_slots(cluster, builder.table)))
-    for host in cluster.hosts:
-        if host.takes_slots:
-            builder.table.ask(host.name, paths)
-
-
-def wanted_paths(requests: Iterable[PathRequest]) -> tuple[str, ...]:
-    """Return the paths to ask for, each once, in the order in which they are dealt out."""
-    left = MAX_BYTES
-    waiting: dict[int, dict[str, deque[PathRequest]]] = {}
-    for one in requests:
-        waiting.setdefault(one.rank, {}).setdefault(one.queue, deque()).append(one)
-    found: dict[str, None] = {}
-    given: Counter[str] = Counter()  # bytes by queue
-    for rank in sorted(waiting):
-        turns = [(given[queue], queue) for queue in waiting[rank]]
-        heapq.heapify(turns)
-        while turns:
-            _, queue = heapq.heappop(turns)
-            new = [path for path in waiting[rank][queue].popleft().paths if path not in found]
-            size = path_bytes(new)
-            if size <= left:
-                found.update(dict.fromkeys(new))
-                given[queue] += size
-                left -= size
-            if waiting[rank][queue]:
-                heapq.heappush(turns, (given[queue], queue))
-    return tuple(found)
-
-
-def first_paths(paths: Iterable[str], most_bytes: int) -> tuple[str, ...]:
-    """Return the first of `paths`: as many as have `most_bytes` bytes in a host's record."""
-    found = []
-    for path in paths:
-        most_bytes -= path_bytes([path])
-        if most_bytes < 0:
-            break
-        found.append(path)
-    return tuple(found)
-
-
-def _requests(
-    jobs: Iterable[JobView], cluster: ClusterView, nodes: Mapping[str, int]
-) -> list[PathRequest]:
-    """Return the requests of `jobs`, in the order of their priorities and of submission."""
-    rooms: dict[tuple[tuple[str, str], ...], int] = {}  # by labels
-    found = []
-    for job in sorted(jobs, key=lambda job: (-job.wanted.priority, job.order)):
-        labels = tuple(job.manifest.labels.items())
-        if labels not in rooms:
-            rooms[labels] = sum(n for host, n in nodes.items() if has_labels(job, cluster, host))
-        has_slots = job.life.state in HAS_SLOTS
-        rank = 1 if has_slots else 0 if job.min_slots <= _room(job, cluster, rooms[labels]) else 2
-        queue = job.manifest.queue if cluster.queues else ""
-        found.append(PathRequest(rank, queue, tuple(job.manifest.required_paths)))
-    return found
-
-
-def _room(job: JobView, cluster: ClusterView, slots: int) -> int:
-    """Return how many slots a job may have, if its queue had no other jobs."""
-    if not cluster.queues:
-        return slots
-    queue = cluster.queues.get(job.manifest.queue, NO_QUEUE)
-    most = queue.quota if job.manifest.preemptible is False else queue.most
-    return slots if most is None else min(slots, most)
 
 
 # ------------------------------------------------------------
@@ -672,19 +524,21 @@ def give_back(builder: PlanBuilder) -> None:
 
 
 def take_devices(builder: PlanBuilder) -> None:
-    """Assign free devices to jobs as the policy decided, start waiting jobs, and place runs."""
     for job in list(builder.jobs.values()):
         target, run = builder.target(job), job.present_run
         if job.life.state is LifeState.RUNNING and run is not None and target:
             _place(builder, job, run, target)
         elif job.life.state is LifeState.QUEUED and target:
             _start(builder, job, target)
-        if builder.jobs[job.name].life.state is LifeState.STARTING:
-            _create(builder, builder.jobs[job.name])
+        job = builder.jobs[job.name]
+        if job.life.state is LifeState.STARTING and job.present_run is None and job.run_is_over:
+            entries = builder.table.entries(job.name, job.life.run)
+            devices = {host: entries[host].devices for host in sorted(entries)}
+            order = CreateRun(job.name, job.life.run, devices, _batch(builder, job))
+            builder.orders.append(order)
 
 
 def _place(builder: PlanBuilder, job: JobView, run: RunView, target: Mapping[str, int]) -> None:
-    """Assign free devices to a run, and order it to use what it may use next."""
     entries = builder.table.entries(job.name, run.token)
     for host, count in target.items():
         entry = entries.get(host)
@@ -692,7 +546,7 @@ def _place(builder: PlanBuilder, job: JobView, run: RunView, target: Mapping[str
         builder.table.give(host, job.name, run.token, count - own)
     found = next_devices(job, run, target, builder.table, builder.lost, _gathers(builder, job))
     lost = sorted(builder.lost.intersection(entries))
-    if lost and found.is_too_few(job.min_slots):
+    if lost and (not found.survivors or found.owned < job.min_slots):
         slots = f"{counted(found.survivors, 'slot')} of at least {job.min_slots}"
         builder.stop(job, f"{slots} are left without {', '.join(lost)}, and no others are free")
         return
@@ -712,7 +566,6 @@ def _place(builder: PlanBuilder, job: JobView, run: RunView, target: Mapping[str
 
 
 def _start(builder: PlanBuilder, job: JobView, target: Mapping[str, int]) -> None:
-    """Start a waiting job if all slots that the policy gives it are free, or enough of them."""
     if not job.run_is_over:
         builder.waits[job.name] = "waits until its last run is over"
         return
@@ -743,16 +596,7 @@ def _start(builder: PlanBuilder, job: JobView, target: Mapping[str, int]) -> Non
     builder.change(job, LifeEvent.START, life)
 
 
-def _create(builder: PlanBuilder, job: JobView) -> None:
-    """Add the order to create the run of `job`, which starts, unless its records exist."""
-    if job.present_run is None and job.run_is_over:
-        entries = builder.table.entries(job.name, job.life.run)
-        devices = {host: entries[host].devices for host in sorted(entries)}
-        builder.orders.append(CreateRun(job.name, job.life.run, devices, _batch(builder, job)))
-
-
 def _gathers(builder: PlanBuilder, job: JobView) -> bool:
-    """Return whether `job` is to wait on until all slots that the policy gives it are free."""
     changed_s = builder.allocation.changed_s.get(job.name, 0.0)
     ends_s = changed_s + builder.settings.gather_s
     builder.times_s.append(ends_s)

@@ -16,6 +16,8 @@ from edl.errors import some
 from edl.record import Record
 from edl.text import counted, is_name
 
+LACKS = "this host lacks "  # begins the reason why a host refuses a run: a path is not there
+
 # ------------------------------------------------------------
 # Define what is known of the leases of a cluster: hosts that another engine lends to it.
 #
@@ -24,8 +26,6 @@ from edl.text import counted, is_name
 
 
 class LeaseState(StrEnum):
-    """The state of a lease, as the engine tells it."""
-
     ASKED = "asked"  # it waits in the engine's queue, for the first time or again
     HELD = "held"  # the engine will not start it, as a start has failed; never in a record
     RUNNING = "running"  # its `edl host` was started
@@ -35,27 +35,18 @@ class LeaseState(StrEnum):
 
 @dataclass(frozen=True)
 class HostLease:
-    """One lease as the engine tells it."""
-
     state: LeaseState
-    # the name of the machine, under which its `edl host` is in the cluster; empty: not known yet
-    host: str = ""
-    # why it waits, has ended or has no known state, in the engine's words; may be empty
-    why: str = ""
-    # the machines that the engine was told not to lend; None: it cannot be told that of a lease
-    # that it has
-    avoid: tuple[str, ...] | None = None
+    host: str = ""  # the name of the machine, and of its host in the cluster; else empty
+    why: str = ""  # why it waits, has ended or has no known state; may be empty
+    avoid: tuple[str, ...] | None = None  # what it was told not to lend; None: it cannot be told
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The kind of host that a cluster asks an engine for."""
-
     slots: int  # the number of slots that its `edl host` offers
     labels: Mapping[str, str] = field(default_factory=dict)  # the labels that it offers
     kind: str = ""  # the kind of machine that it names, for policies that tell fast from slow ones
-    # the machines that are of no use now, sorted: the engine is to lend others if it can
-    avoid: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()  # of no use now, sorted: others are lent if possible
 
 
 @dataclass(frozen=True)
@@ -63,18 +54,13 @@ class LeaseLimits:
     """How many hosts of which shape a cluster borrows, and for how long."""
 
     shape: Shape  # the shape of each host
-    # the most leases at a time; 0: no host is asked for, and idle ones are given back
-    max_hosts: int
+    max_hosts: int  # the most leases at a time; 0: none is asked for, idle ones go back
     min_hosts: int = 0  # so many leases are kept although no job needs them
     idle_s: float = 300.0  # a host that no job has had slots of for this time is given back
-    # a lease that runs is given back if its host offers nothing for this time
-    start_s: float = 300.0
-    # within this time a host that is given back must have left; then the engine ends it
-    leave_s: float = 60.0
+    start_s: float = 300.0  # a lease that runs is given back if its host offers nothing for so long
+    leave_s: float = 60.0  # for a host that is given back to leave; then the engine ends it
     stray_s: float = 60.0  # a lease that the records do not know is given back after this time
-    # the name of a former engine that lends nothing any more: its leases are dropped from the
-    # records. Empty: none.
-    forget: str = ""
+    forget: str = ""  # a former engine, gone for good, whose leases are dropped; else empty
 
 
 @dataclass(frozen=True)
@@ -86,16 +72,12 @@ class LeaseRecord(Record):
     state: LeaseState = LeaseState.ASKED  # the engine's last word
     host: str = ""  # the host that it is, or last was, on; empty: not known
     why: str = ""  # the engine's last reason
-    # since when the engine says that it runs, and no host offers slots under it; 0: one does, or it
-    # does not run
-    silent_s: float = 0.0
+    silent_s: float = 0.0  # since when it runs without a host that offers slots; else 0
     offered_s: float = 0.0  # when its host first offered slots; 0: it never has
-    # since when no job has had slots on its host, or since when there is no host; 0: a job has some
-    idle_s: float = 0.0
+    idle_s: float = 0.0  # since when no job has slots there, or no host is there; else 0
     back_s: float = 0.0  # since when it is being given back; 0: it is not
     leaves: bool = False  # whether its host has said that it leaves, as a signal makes it do
-    # whether the engine says that it has ended, while its host still offers slots
-    is_over: bool = False
+    is_over: bool = False  # whether it has ended, while its host still offers slots
 
     @property
     def lease_holds(self) -> bool:
@@ -107,8 +89,6 @@ class LeaseRecord(Record):
 
 @dataclass(frozen=True)
 class MissingPath(Record):
-    """The record that a lent host did not have a path that jobs need."""
-
     host: str  # the name of the host
     since_s: float  # when it was first known
 
@@ -119,8 +99,7 @@ class LeaseTable(Record):
 
     engine: str = ""  # the name of the engine that lends the hosts
     last: int = 0  # the number of the newest lease; none is used twice
-    # name of the lease -> its record
-    leases: Mapping[str, LeaseRecord] = field(default_factory=dict)
+    leases: Mapping[str, LeaseRecord] = field(default_factory=dict)  # by name
     # name of a lease of this cluster that is in none of the records -> since when the engine has
     # told of it
     strays: Mapping[str, float] = field(default_factory=dict)
@@ -129,8 +108,7 @@ class LeaseTable(Record):
     failures: int = 0
     failed_to: int = 0  # the number of the newest lease when the last failure was counted
     not_before_s: float = 0.0  # after such a failure, before when no further host is asked for
-    # why the last lease came to nothing, or why the engine is not asked, as a sentence
-    why: str = ""
+    why: str = ""  # why the last lease came to nothing, or the engine is not asked
     wanted: int = 0  # how many hosts the jobs need now, within the limits
     # path -> the lent host that did not have it. For a time no host is asked for on behalf of jobs
     # that need the path, also when that host has been given back.
@@ -158,8 +136,6 @@ OF_AGENTS = "agent-"  # begins the names of the logs of agents
 
 
 class HostedLog(NamedTuple):
-    """A log on a host of a cluster."""
-
     name: str  # the name of the log, such as "w3"
     host: str  # the name of the host
 
@@ -167,7 +143,6 @@ class HostedLog(NamedTuple):
 def chosen_logs(
     there: Mapping[str, Collection[str]], of_workers: Mapping[str, str]
 ) -> list[HostedLog]:
-    """Return the logs of a job's workers, in the order of their names."""
     found = [
         HostedLog(name, host)
         for host, names in there.items()
@@ -183,7 +158,6 @@ def chosen_logs(
 
 
 LOGS_PATH = "/logs"
-
 PART_BYTES = 1 << 20  # of a log in one answer, at most
 
 
@@ -193,8 +167,7 @@ class LogPart(Record):
 
     file: int  # the number (inode) of the file that the part is of
     next: int  # the offset in the file, in bytes, of the first byte after the part
-    # whether what was asked for is gone, so that there is a gap before the part
-    missed: bool = False
+    missed: bool = False  # whether what was asked for is gone: there is a gap before the part
 
 
 FORMAT = 1  # of the records of this package; hosts with another one get no slots
@@ -207,26 +180,16 @@ class ClusterRecord(Record):
     format: int = FORMAT
     version: str = ""  # the version of edl that has created the cluster; empty: it is not known
     policy: str = "edl"  # of `edl.cluster.policies.registry`
-    # the policy's parameters by name, where they differ from the registered ones
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    # the policy is asked when a job or a host comes or goes, and else once in this time
-    interval_s: float = 30.0
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # that are not the registered
+    interval_s: float = 30.0  # for the policy to be asked again, if nothing comes or goes
     # within this time a start must lead to a ring that trains, and a slot to a worker; longer for a
     # job that gives its first workers more time
     start_timeout_s: float = 120.0
-    # how long a run that was told to stop may take, before its processes are ended
-    halt_timeout_s: float = 300.0
-    # a host counts as lost when its node `offer` (what it writes while its host process lives) has
-    # been gone for this time
-    lost_after_s: float = 10.0
-    # how long a job that is to start waits for all slots that the policy gave it to be free; then
-    # it starts with those that are
-    gather_s: float = 2.0
-    # a slot that a job should have given back this long ago no longer counts as a slot of its host
-    stuck_s: float = 60.0
-    # if a job had slots on a host in which no worker started, the job gets no such slots there for
-    # this time
-    limit_s: float = 300.0
+    halt_timeout_s: float = 300.0  # for a run that was told to stop, before its processes are ended
+    lost_after_s: float = 10.0  # without an offer, after which a host counts as lost
+    gather_s: float = 2.0  # for all slots of a start to be free; then with those that are
+    stuck_s: float = 60.0  # a slot not given back for so long counts no more for its host
+    limit_s: float = 300.0  # without slots on a host where no worker started in them
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -245,14 +208,11 @@ class ControllerRecord(Record):
     host: str = ""  # the name of its machine
     pid: int = 0  # the process id there
     address: str = ""  # the network address at which it listens; empty: it does not
-    # the port at which it listens. While a process listens there, the controller lives.
-    port: int = 0
+    port: int = 0  # where it listens for as long as it lives
     version: str = ""  # the version of edl
     format: int = FORMAT  # the format of the records that it reads and writes
     term: int = 0  # the number of its term, if it leads; 0: it does not
-    # a name of the machine and the pid namespace, so that a process there can say whether the
-    # controller has died; empty: not known
-    machine: str = ""
+    machine: str = ""  # the machine and its pid namespace, to say whether it has died; or empty
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -272,8 +232,7 @@ class Wanted(Record):
 
     goal: Goal = Goal.RUN  # what the job shall do
     priority: int = 0  # jobs of a higher priority get slots before all others
-    # whether the job was deleted after its end, so that its records are to be removed
-    removed: bool = False
+    removed: bool = False  # whether it was deleted after its end: its records go
 
 
 @dataclass(frozen=True)
@@ -281,8 +240,7 @@ class QueueRecord(Record):
     """The record of a queue, at the node `queues/<name>`: the part of the cluster of its jobs."""
 
     quota: int = 0  # the guaranteed slots: its jobs get so many whenever they can use them
-    # its share, against that of other queues, of the slots that no quota needs now
-    weight: float = 1.0
+    weight: float = 1.0  # against that of other queues, of the slots that no quota needs now
     most: int | None = None  # the most slots that its jobs may have together; None: no limit
     tenant: str = ""  # the tenant whose jobs may use it; empty: those of the administrator only
     set_s: float = 0.0
@@ -299,35 +257,26 @@ class HostOffer(Record):
     """The offer of a host, at the ephemeral node `offer` of the host."""
 
     slots: int  # the number of slots
-    # the numbers of the devices, one for each slot; empty: 0, 1, ... up to `slots`.
-    devices: tuple[int, ...] = ()
-    # the labels of the host, like `gpu: h100`
-    labels: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[int, ...] = ()  # one for each slot; empty: 0, 1, ... up to `slots`
+    labels: Mapping[str, str] = field(default_factory=dict)  # like `gpu: h100`
     kind: str = ""  # the kind of machine, for policies that tell fast from slow ones
     address: str = ""  # the network address of the host
     version: str = ""  # the version of edl there
     format: int = FORMAT  # the format of the records that `edl host` reads and writes
-    # the port at `address` on which `edl host` serves the logs of its jobs; 0: it does not
-    port: int = 0
-    # whether the host is about to leave the cluster: it gets no slots of jobs any more, and gives
-    # back those that it has
-    leaves: bool = False
-    # the lease under which another engine lends the host (`lease_records`); empty: under none
-    lease: str = ""
+    port: int = 0  # where `edl host` serves the logs of its jobs; 0: it does not
+    leaves: bool = False  # whether it leaves soon: it gets no slots, and gives back its own
+    lease: str = ""  # under which another engine lends the host; empty: none
     # the tenants whose jobs run there, each as the user that `--user` names for it; "" stands for
     # all others. It is empty of an older edl, too.
     tenants: tuple[str, ...] = ()
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers of the offered devices, one for each slot."""
         return self.devices or tuple(range(self.slots))
 
 
 @dataclass(frozen=True)
 class JobAssignment(Record):
-    """The assignment of one host to one job."""
-
     # While `ends` is 0, `edl host` keeps an agent of the run. No process of another job may live on
     # one of the devices.
 
@@ -341,8 +290,7 @@ class JobAssignment(Record):
     # lives
     ends: int = 0
     changed_s: float = 0.0  # when `devices`, `leaving` or `ends` was last changed
-    # since when a device that the run keeps has been without a process; 0: all have one
-    idle_s: float = 0.0
+    idle_s: float = 0.0  # since when a device that the run keeps has no process; else 0
 
 
 @dataclass(frozen=True)
@@ -361,34 +309,23 @@ class HostAssignment(Record):
 
     # It is the only record that `edl host` obeys: it ends what is not in `jobs`.
 
-    # job -> its run and its devices. No device is in two of them.
-    jobs: Mapping[str, JobAssignment] = field(default_factory=dict)
+    jobs: Mapping[str, JobAssignment] = field(default_factory=dict)  # no device is in two
     silent_s: float = 0.0  # since when the host has had no offer; 0: it has one
-    # the paths of which the host is to say whether they are there. One that ends with a slash must
-    # be a directory.
-    paths: tuple[str, ...] = ()
-    # job -> why it could not start there
-    failures: Mapping[str, HostFailure] = field(default_factory=dict)
-    # why the host gets no slots of any job, after such failures of several; empty: it may
-    out: str = ""
+    failures: Mapping[str, HostFailure] = field(default_factory=dict)  # job -> why not there
+    out: str = ""  # why no job gets slots there, after failures of several; else empty
 
 
 @dataclass(frozen=True)
 class JobReport(Record):
-    """The living processes of one job on one host, as `edl host` has found them."""
-
     run: str  # the token of the run
     agent: bool = False  # whether the agent lives
     exit_code: int | None = None  # the exit code of the last agent that has ended; None: none has
     processes: tuple[int, ...] = ()  # the process ids of the workers that live
-    # why no agent lives although one should, as a sentence, such as data that the host does not
-    # have; empty: one lives, or there is no reason yet
-    reason: str = ""
+    reason: str = ""  # why no agent lives although one should, as a sentence; else empty
     refused: bool = False  # whether no agent of the run can live there, however often it is started
 
     @property
     def lives(self) -> bool:
-        """Whether the job's agent or a worker of it lives on the host that reports."""
         return self.agent or bool(self.processes)
 
 
@@ -401,12 +338,8 @@ class HostReport(Record):
     # that do not end by what it has read last. So if a report about a version in which a run ends
     # (`JobAssignment.ends`) has no process of the run, none will ever live there again.
 
-    # the version of the node `assigned` that `edl host` had read before it looked at the processes
-    version: int = -1
-    # job -> what lives of it. `edl host` knows of no process of a job that is not in it.
-    jobs: Mapping[str, JobReport] = field(default_factory=dict)
-    # path -> whether it is there, for those of `paths` of which the host knows
-    paths: Mapping[str, bool] = field(default_factory=dict)
+    version: int = -1  # of `assigned`, which `edl host` had read before it looked
+    jobs: Mapping[str, JobReport] = field(default_factory=dict)  # by name; no other lives
 
 
 @dataclass(frozen=True)
@@ -414,15 +347,10 @@ class AllocationRecord(Record):
     """The record of the policy's last decision, at the node `allocation` of the cluster."""
 
     at_s: float = 0.0  # when the policy was asked
-    # a digest of the jobs, hosts and policy of the decision: if it changes, the policy is asked
-    # again
-    inputs: str = ""
-    # job -> host -> the number of slots that the job is to have there
-    targets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    # job -> when its target was last changed
-    changed_s: Mapping[str, float] = field(default_factory=dict)
-    # job -> the global batch that the policy has chosen, in samples
-    batches: Mapping[str, int] = field(default_factory=dict)
+    inputs: str = ""  # a digest of jobs, hosts and policy: if it changes, it is asked again
+    targets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # job -> host -> slots
+    changed_s: Mapping[str, float] = field(default_factory=dict)  # job -> when its target was
+    batches: Mapping[str, int] = field(default_factory=dict)  # job -> the batch that was chosen
     reasons: Mapping[str, str] = field(default_factory=dict)  # job -> the policy's reason
     # job -> host -> the number of slots that the policy gives a job which is profiled, and has its
     # target for that
@@ -430,12 +358,8 @@ class AllocationRecord(Record):
     # what the policy keeps for its next decision, for each group of jobs that it was asked about
     # together
     state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # the rule that the policy's decision broke, as a sentence; the decision before it stands.
-    # Empty: it broke none.
-    problem: str = ""
-    # why the policy cannot be asked, as a sentence; this decision lets each job keep its slots.
-    # Empty: it was asked.
-    held: str = ""
+    problem: str = ""  # the rule that the decision broke: the one before it stands; or empty
+    held: str = ""  # why the policy cannot be asked: each job keeps its slots; else empty
 
 
 @dataclass(frozen=True)
@@ -446,8 +370,7 @@ class JobReasons(Record):
     # job -> why it has what it has, or its place in the queue and why it waits: the `reasons` of
     # `ClusterPlan`. Jobs that have ended may be left out.
     reasons: Mapping[str, str] = field(default_factory=dict)
-    # job -> how many of its slots are beyond the quota of its queue; only those with any
-    surplus: Mapping[str, int] = field(default_factory=dict)
+    surplus: Mapping[str, int] = field(default_factory=dict)  # job -> slots beyond the quota
 
     def reason(self, job: str, since_s: float) -> str:
         """Return the reason of `job`; empty if there is none, or if it is outdated."""
@@ -469,12 +392,10 @@ class StoredSecret(Record):
 
 
 SEPARATOR = "."  # between the name of a tenant and that of its job
-
 _PREFIX = "tenant"
 
 
 def secret_word(tenant: str, secret: str) -> str:
-    """Return the one word that a tenant has in its secret file, `tenant:NAME:SECRET`."""
     return f"{_PREFIX}:{tenant}:{secret}"
 
 
@@ -491,7 +412,6 @@ def is_tenant_name(name: str) -> bool:
 
 
 def own_name(tenant: str, name: str) -> str:
-    """Return `name` with the name of its tenant before it, if it does not begin so."""
     return name if name.startswith(f"{tenant}{SEPARATOR}") else f"{tenant}{SEPARATOR}{name}"
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from edl.cluster.lifecycle import LifeState
 from edl.cluster.records import JobAssignment
-from edl.cluster.store import FEW_PASSES, PASSES, PASSES_S, ClusterSnapshot, StoredJob, WorkQueue
+from edl.cluster.store import FEW_PASSES, PASSES, PASSES_S, ClusterSnapshot, WorkQueue
 from edl.cluster.view import (
     ClusterView,
     HostView,
@@ -48,10 +48,7 @@ CLOSED: list[Any] = [()]  # in place of answers; the last one, a job's agents, i
 
 
 class _Progress(NamedTuple):
-    """How far a run was, and how fast, when that was read last."""
-
-    # the answers to the reads of the job's record and of the names of its runs by then
-    about: list[Any]
+    about: list[Any]  # to the reads of the job's record and the names of its runs
     answers: list[Any]  # to the reads of its status and of what it has measured
     read_s: float
 
@@ -86,7 +83,11 @@ class RunReader:
         self._forget_all_but(secrets)
         self._progress_s = progress_s
         self._behind |= self._changed_progress.take()
-        began_s, due = time.monotonic(), self._due(secrets)
+        began_s, now_s = time.monotonic(), self._clock()
+        read = {name: secret for name, (secret, _) in self._runs.items()}
+        due = {name for name, secret in secrets.items() if read.get(name) != secret}
+        due |= self.unreadable.keys()
+        due |= {name for name in self._behind if not self._is_fresh(name, now_s)}
         for number in range(PASSES):
             due |= self._changed_jobs.take()
             with self._changed_jobs.put_back_on_error(due):
@@ -99,7 +100,6 @@ class RunReader:
         return {name: run for name, (_, run) in self._runs.items() if run is not None}
 
     def _forget_all_but(self, names: Container[str]) -> None:
-        """Forget what was read of jobs whose names are not in `names`."""
         by_job: tuple[dict[str, Any], ...] = (
             *(self._proved, self._opened, self._closed),
             *(self._runs, self._progress, self.unreadable),
@@ -111,27 +111,30 @@ class RunReader:
         self._changed_jobs.keep_only(names)
         self._changed_progress.keep_only(names)
 
-    def _due(self, secrets: Mapping[str, str]) -> set[str]:
-        """Return the jobs to read, though no watch on their records has fired."""
-        new = {name for name, secret in secrets.items() if self._secret_read(name) != secret}
-        now_s = self._clock()
-        older = {name for name in self._behind if not self._is_fresh(name, now_s)}
-        return {*new, *self.unreadable, *older}
-
-    def _secret_read(self, job: str) -> str | None:
-        return self._runs[job][0] if job in self._runs else None
-
     def _read(self, *reads: Any) -> list[Any]:
         return self._session.read_all("read runs of jobs", reads)
 
     def _read_jobs(self, secrets: Mapping[str, str]) -> None:
-        """Read the runs of jobs, and keep what was found."""
         for name, secret in secrets.items():
             self._runs[name] = secret, None
             self.unreadable.pop(name, None)
         jobs = [JobPaths(name) for name in self._open(secrets)]
         self._behind -= secrets.keys() - {paths.name for paths in jobs}
-        groups = self._answers([self._reads(paths) for paths in jobs])
+        every = []
+        for paths in jobs:
+            wake = self._changed_jobs.wake(paths.name)
+            every.append(
+                [
+                    get(paths.job, wake),
+                    children(paths.run, wake),
+                    # Before the agents, as edl.cluster.view demands.
+                    get(paths.assigned, wake),
+                    get(paths.desired, wake),
+                    get(paths.generation, wake),
+                    children(paths.hosts, wake),
+                ]
+            )
+        groups = self._answers(every)
         reads = [
             [
                 get(f"{paths.hosts}/{name}", self._changed_jobs.wake(paths.name))
@@ -154,13 +157,13 @@ class RunReader:
                 self._progress.pop(name, None)
 
     def _with_progress(self, jobs: list[JobPaths], groups: list[list[Any]]) -> list[list[Any]]:
-        """Return the answers to the reads of each job, with its status and its measurements."""
-        now_s = self._clock()
-        due = [
-            (paths, group)
-            for paths, group in zip(jobs, groups, strict=True)
-            if group is not CLOSED and not self._is_of_now(paths.name, group[:2], now_s)
-        ]
+        now_s, due = self._clock(), []
+        for paths, group in zip(jobs, groups, strict=True):
+            is_fresh = self._is_fresh(paths.name, now_s)
+            if group is not CLOSED and not (
+                is_fresh and self._progress[paths.name].about == group[:2]
+            ):
+                due.append((paths, group))
         self._behind.difference_update(paths.name for paths, _ in due)
         wakes = [self._changed_progress.wake(paths.name) for paths, _ in due]
         reads = [
@@ -179,9 +182,6 @@ class RunReader:
         known = self._progress.get(job)
         return known is not None and now_s - known.read_s < self._progress_s
 
-    def _is_of_now(self, job: str, about: list[Any], now_s: float) -> bool:
-        return self._is_fresh(job, now_s) and self._progress[job].about == about
-
     def _answers(self, groups: list[list[Read]]) -> list[list[Any]]:
         try:
             answers = iter(self._read(*(read for one in groups for read in one)))
@@ -193,19 +193,6 @@ class RunReader:
             return self._answers(groups[:half]) + self._answers(groups[half:])
         return [[next(answers) for _ in one] for one in groups]
 
-    def _reads(self, paths: JobPaths) -> list[Read]:
-        """Return the reads of a job's nodes, but for its agents and its progress, in order."""
-        wake = self._changed_jobs.wake(paths.name)
-        return [
-            get(paths.job, wake),
-            children(paths.run, wake),
-            # Before the agents, as edl.cluster.view demands.
-            get(paths.assigned, wake),
-            get(paths.desired, wake),
-            get(paths.generation, wake),
-            children(paths.hosts, wake),
-        ]
-
     def _open(self, secrets: Mapping[str, str]) -> list[str]:
         """Prove the secrets of jobs; return the names of those that exist and that they open."""
         names = sorted(secrets)
@@ -216,15 +203,18 @@ class RunReader:
         roots = [get(JobPaths(name).root, wake) for name, wake in zip(names, wakes, strict=True)]
         answers = [answer for (answer,) in self._answers([[root] for root in roots])]
         found = dict(zip(names, answers, strict=True))
-        self._watch_absent({name: answer for name, answer in found.items() if not answer})
+        # Only `exists` watches a node that is absent.
+        absent = [name for name, answer in found.items() if not answer]
+        reads = [exists(JobPaths(name).root, self._changed_jobs.wake(name)) for name in absent]
+        stats = zip(absent, self._read(*reads), strict=True)
+        self._changed_jobs.put_back(name for name, stat in stats if found[name] is None and stat)
         marks = {name: (one[1].czxid, secrets[name]) for name, one in found.items() if one}
         unknown = [
             name
             for name, mark in marks.items()
             if mark not in (self._opened.get(name), self._closed.get(name))
         ]
-        reads = [acl(JobPaths(name).root) for name in unknown]
-        acls = self._session.read_open("read ACLs", reads)
+        acls = self._session.read_open("read ACLs", [acl(JobPaths(name).root) for name in unknown])
         for name, answer in zip(unknown, acls, strict=True):
             access = Access(name, secrets[name])
             opens = answer is not None and access.opens(answer[0])
@@ -232,19 +222,10 @@ class RunReader:
             kept[name] = marks[name]
         return [name for name, mark in marks.items() if self._opened.get(name) == mark]
 
-    def _watch_absent(self, jobs: Mapping[str, Any]) -> None:
-        """Watch the roots of jobs that could not be read, for only `exists` watches such a node."""
-        wakes = map(self._changed_jobs.wake, jobs)
-        roots = (JobPaths(name).root for name in jobs)
-        stats = self._read(*(exists(*one) for one in zip(roots, wakes, strict=True)))
-        missing = zip(jobs.items(), stats, strict=True)
-        self._changed_jobs.put_back(name for (name, one), stat in missing if one is None and stat)
-
 
 def _records(
     paths: JobPaths, answers: list[Any], asked: list[Read], agents: list[Any]
 ) -> RunRecords | None:
-    """Return the records of a run from the answers to the reads of its job's nodes."""
     if answers is CLOSED or agents is CLOSED:
         raise CoordinationError("a node is closed to the job's own secret")
     job, runs, assigned, desired, generation, _, status, learned = answers
@@ -276,7 +257,6 @@ def cluster_view(
     unread: Mapping[str, str] = MappingProxyType({}),
     views: JobViews | None = None,
 ) -> ClusterView:
-    """Return the jobs, hosts and settings of a cluster as the plan reads them, put together."""
     jobs, of = [], job_view if views is None else views.of
     for job in snapshot.jobs:
         why = unreadable.get(job.name, "")
@@ -299,21 +279,20 @@ def cluster_view(
     )
 
 
-def job_view(job: StoredJob, run: RunRecords | None, kept: MeasuredThroughput) -> JobView:
-    """Return a job as a plan reads it."""
+def job_view(job: JobView, run: RunRecords | None, kept: MeasuredThroughput) -> JobView:
     if run is None and kept == NOTHING_MEASURED:
-        return job.view
+        return job
     _, measured = measurements(kept, run, job.order)
-    return replace(job.view, run=None if run is None else run.view, measured=measured)
+    return replace(job, run=None if run is None else run.view, measured=measured)
 
 
 class JobViews:
     """The views made last, taken again if they were made from the same objects."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[StoredJob, RunRecords | None, MeasuredThroughput, JobView]] = {}
+        self._made: dict[str, tuple[JobView, RunRecords | None, MeasuredThroughput, JobView]] = {}
 
-    def of(self, job: StoredJob, run: RunRecords | None, kept: MeasuredThroughput) -> JobView:
+    def of(self, job: JobView, run: RunRecords | None, kept: MeasuredThroughput) -> JobView:
         """Return a job as a plan reads it; see `job_view`."""
         made = self._made.get(job.name)
         if made is None or not (made[0] is job and made[1] is run and made[2] is kept):
@@ -324,22 +303,20 @@ class JobViews:
         self._made = {name: made for name, made in self._made.items() if name in names}
 
 
-def _unreadable_view(job: StoredJob, hosts: Iterable[HostView], why: str) -> JobView:
-    """Return a job of which the records of the run cannot be read, as a plan reads it."""
+def _unreadable_view(job: JobView, hosts: Iterable[HostView], reason: str) -> JobView:
     # It seems to go on with the devices that hosts have for it. To stop, it has no run: its hosts
     # end its processes.
-    life, run = job.view.life, None
+    life, run = job.life, None
     if life.state in (LifeState.STARTING, LifeState.RUNNING):
         devices = {
             host: tuple(one for one in entry.devices if one not in entry.leaving)
-            for host, entry in _entries(job.view, hosts).items()
+            for host, entry in _entries(job, hosts).items()
         }
         run = RunView(life.run, trains=life.state is LifeState.RUNNING, devices=devices, version=-1)
-    return replace(job.view, run=run, unreadable=why)
+    return replace(job, run=run, unreadable=reason)
 
 
-def _unread_view(job: JobView, hosts: Iterable[HostView], why: str) -> JobView:
-    """Return a job whose run was not read now, though it may be readable, as a plan reads it."""
+def _unread_view(job: JobView, hosts: Iterable[HostView], reason: str) -> JobView:
     # It seems to go on with all its devices, also those that it may have given back.
     life, run = job.life, None
     if life.state.has_run:
@@ -351,11 +328,10 @@ def _unread_view(job: JobView, hosts: Iterable[HostView], why: str) -> JobView:
             devices={host: entry.devices for host, entry in _entries(job, hosts).items()},
             version=-1,
         )
-    return replace(job, run=run, unreadable=why, is_unread=True)
+    return replace(job, run=run, unreadable=reason, is_unread=True)
 
 
 def _entries(job: JobView, hosts: Iterable[HostView]) -> dict[str, JobAssignment]:
-    """Return what `hosts` have for the run that the record of `job` names, by host."""
     entries = {host.name: host.assigned.jobs.get(job.name) for host in hosts}
     run = job.life.run
     return {host: one for host, one in entries.items() if one is not None and one.run == run}
@@ -404,22 +380,18 @@ class _Group:
 
     @property
     def unreadable(self) -> Mapping[str, str]:
-        """Job -> why the records of its run could not be read last."""
         return {} if self._reader is None else self._reader.unreadable
 
     @property
     def is_connected(self) -> bool:
-        """Whether the session is open and has a connection to ZooKeeper now."""
         return self.session is not None and self.session.connected
 
     def add(self, job: str) -> None:
-        """Put a job into the group, which then catches up before it is used."""
         self.jobs.add(job)
         self.proved += 1
         self.is_behind = True  # a former run of this name may have been written in another session
 
     def open(self) -> FencedSession:
-        """Return the session, in which all is seen that was written before."""
         if self.session is None:
             self.session = self._connect()
         elif self.is_behind:
@@ -428,7 +400,6 @@ class _Group:
         return self.session
 
     def read(self, secrets: Mapping[str, str], progress_s: float) -> dict[str, RunRecords]:
-        """Return the runs of the jobs of the group, none if ZooKeeper does not answer."""
         # not waited for: it had no connection at the last read, and has none now
         if self.session is not None and self.error is not None and not self.is_connected:
             return {}
@@ -478,7 +449,6 @@ class RunSessions:
         return [group.session for group in self._groups if group.session is not None]
 
     def session_of(self, job: str) -> FencedSession:
-        """Return the session in which the runs of `job` are read and written."""
         group = self._group_of.get(job) or self._add(job)
         try:
             return group.open()
@@ -516,7 +486,6 @@ class RunSessions:
     def _read(
         self, groups: Sequence[_Group], secrets: Mapping[str, str], progress_s: float
     ) -> dict[str, RunRecords]:
-        """Return the runs of the jobs of `groups`; see `_Group.read`."""
         slow = sum(not group.is_connected for group in groups)
         # A new leader reads all: while ZooKeeper answers one session, others' answers are parsed.
         with ThreadPoolExecutor(READERS) if slow > 1 else nullcontext() as pool:
@@ -528,13 +497,11 @@ class RunSessions:
         return {name: run for found in answers for name, run in found.items()}
 
     def _is_lost(self, group: _Group) -> bool:
-        """Return whether the jobs of `group`, which fails, are to be read in another session."""
         if group.error is None or group.is_connected:
             return False
         return group.session is None or self._clock() - group.failed_s >= MOVE_S
 
     def _move(self, group: _Group) -> _Group | None:
-        """Move the jobs of `group`, which fails, to another one, and close it."""
         if group.session is None:
             self._note_refused()
         target = self._roomiest()
@@ -589,7 +556,6 @@ class RunSessions:
             newest.add(job)
 
     def _note_errors(self) -> None:
-        """Set what could not be read, and say it if that begins or ends."""
         errors = [group.error for group in self._groups if group.error is not None]
         if errors and len(errors) == len(self._groups):
             raise errors[0].with_traceback(None)  # it may have been raised before
@@ -609,7 +575,6 @@ class RunSessions:
             self._say("all jobs can be read again")
 
     def _add(self, job: str) -> _Group:
-        """Put a job into the newest group, or a new one if that has proved enough secrets."""
         group = self._groups[-1] if self._groups else None
         if group is None or group.error is not None or group.proved >= self._most_jobs:
             # While no other session can be opened, it is put where the fewest secrets were proved.
@@ -638,8 +603,6 @@ class RunSessions:
 
 
 def _close(sessions: Sequence[FencedSession]) -> None:
-    """Close `sessions` in a thread, one after another."""
-
     def close() -> None:
         for session in sessions:
             session.close()

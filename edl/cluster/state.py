@@ -21,9 +21,7 @@ Placement = tuple[tuple[str, int], ...]
 
 """Node and number of slots there, in the order of the job's ranks; no number is 0."""
 
-Placements = Mapping[str, Placement]
-
-"""The placement of each job that has slots, by name."""
+Placements = Mapping[str, Placement]  # the placement of each job that has slots, by name
 
 PolicyState = Mapping[str, Any]
 
@@ -69,9 +67,7 @@ class StepTimeError(NamedTuple):
     readings: int = 0
 
 
-EXACT = StepTimeError()
-
-"""The error of a model about whose error nothing is known, or that has none."""
+EXACT = StepTimeError()  # the error of a model about whose error nothing is known, or that has none
 
 
 class TrainingModel(Protocol):
@@ -105,9 +101,7 @@ class TrainingModel(Protocol):
         """Return the number of steps until the job ends, each with a global batch of ``batch``."""
 
 
-ALL_SIZES = Sizes()
-
-"""The sizes of a job whose user allows each number of slots."""
+ALL_SIZES = Sizes()  # the sizes of a job whose user allows each number of slots
 
 
 @dataclass(frozen=True, slots=True)

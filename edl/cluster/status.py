@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from edl.cluster.candidates import (
-    LiveModel,
     ThroughputPoint,
     ThroughputSource,
     batching_of,
@@ -23,7 +22,6 @@ from edl.cluster.plan import ClusterPlan
 from edl.cluster.queues import QueueStatus, queue_statuses
 from edl.cluster.records import ControllerRecord, Goal, HostOffer, HostReport
 from edl.cluster.view import ClusterView, HostView, JobView
-from edl.policy.step_time import StepTime
 from edl.record import Record
 
 
@@ -92,7 +90,6 @@ def cluster_status(
     zookeeper: str,
     fleet: str = "",
 ) -> ClusterStatus:
-    """Return the status of a cluster, as `edl cluster status` prints it."""
     hosts = tuple(_host_status(host) for host in view.hosts)
     states = Counter(str(job.life.state) for job in view.jobs)
     return ClusterStatus(
@@ -115,13 +112,18 @@ def cluster_status(
 
 
 def job_plans(view: ClusterView, found: ClusterPlan) -> tuple[JobPlan, ...]:
-    """Return the slots of each job of `view` now and by the plan `found`, with the reason."""
     targets = (found.allocation or view.allocation).targets
     return tuple(
         JobPlan(
             job=job.name,
             state=job.life.state,
-            now=slots_of(view, job.name),
+            # Without those that it is giving back.
+            now={
+                host.name: slots
+                for host in view.hosts
+                if (entry := host.assigned.jobs.get(job.name)) is not None and not entry.ends
+                if (slots := len(entry.devices) - len(entry.leaving))
+            },
             planned=dict(targets.get(job.name, {})),
             reason=found.reasons.get(job.name, ""),
         )
@@ -130,34 +132,21 @@ def job_plans(view: ClusterView, found: ClusterPlan) -> tuple[JobPlan, ...]:
     )
 
 
-def slots_of(view: ClusterView, job: str) -> dict[str, int]:
-    """Return how many slots `job` has on each host, without those that it is giving back."""
-    found = {}
-    for host in view.hosts:
-        entry = host.assigned.jobs.get(job)
-        if entry is not None and not entry.ends:
-            found[host.name] = len(entry.devices) - len(entry.leaving)
-    return {host: slots for host, slots in found.items() if slots}
-
-
 def with_new_decision(view: ClusterView) -> ClusterView:
     """Return a copy of `view` for which a plan asks the policy at once; all else is the same."""
     return replace(view, allocation=replace(view.allocation, inputs=""))
 
 
 def with_new_host(view: ClusterView, slots: int, labels: Mapping[str, str]) -> ClusterView:
-    """Return a copy of `view` with one more host, which has no jobs and a new name ("new")."""
     name, number = "new", 1
     while name in view.host_named:
         number += 1
         name = f"new-{number}"
-    paths = {path: True for job in view.jobs for path in job.manifest.required_paths}
-    added = HostView(name, HostOffer(slots, labels=labels), report=HostReport(paths=paths))
+    added = HostView(name, HostOffer(slots, labels=labels), report=HostReport())
     return replace(view, hosts=sorted((*view.hosts, added), key=lambda host: host.name))
 
 
 def _host_status(host: HostView) -> HostStatus:
-    """Return the status of a host: its state, its slots and how many of them jobs have."""
     offer = host.offer
     state = "silent" if offer is None else "offers"
     if offer is not None and (host.drained or offer.leaves):
@@ -324,59 +313,42 @@ class SchedulerHints(Record):
 
 
 def scheduler_hints(job: JobView, now_s: float) -> SchedulerHints:
-    """Return what is known of `job` for a scheduler outside of edl."""
     sizes, model, measured = job.manifest.allowed_sizes, live_model(job, now_s), job.measured
-    noise = measured.noise_scale
+    noise, batch, limit = measured.noise_scale, model.smallest_batch, job.manifest.batch
+    known_noise = noise if noise is not None and math.isfinite(noise) else None
+    step_time = model.step_time
+    sources = sourced_samples(measured, job.manifest.hints, batching_of(job))
+    sizes_measured = [one.workers for one, it in sources if it is ThroughputSource.MEASURED]
     return SchedulerHints(
         job=job.name,
         min=job.min_slots,
         max=sizes.max_np,
         sizes=tuple(sizes.sizes),
         np=job.manifest.requested_np,
-        noise_scale=noise if noise is not None and math.isfinite(noise) else None,
+        noise_scale=known_noise,
         samples_left=model.left,
         throughput=throughput_curve(job, job.life.slots, now_s),
-        sched_hints=_sched_hints(job, model),
-    )
-
-
-def _sched_hints(job: JobView, model: LiveModel) -> SchedHints:
-    """Return what AdaptDL's jobs tell their scheduler, of `job` with its `model`."""
-    batch, limit = model.smallest_batch, job.manifest.batch
-    measured = [
-        one.workers
-        for one, source in sourced_samples(job.measured, job.manifest.hints, batching_of(job))
-        if source is ThroughputSource.MEASURED
-    ]
-    return SchedHints(
-        initBatchSize=batch,
-        localBszBounds=None,
-        globalBatchSize=job.measured.global_batch or None,
-        maxBatchSize=limit.max if limit is not None and limit.set_by_policy else None,
-        maxProfiledReplicas=max(measured, default=0),
-        gradientAccumulation=False,
-        gradParams=grad_params(job.measured.noise_scale, batch),
-        perfParams=perf_params(model.step_time) if model.samples else None,
-    )
-
-
-def grad_params(noise_scale: float | None, batch: int) -> GradParams | None:
-    """Return the noise of the gradients so that AdaptDL's efficiency is edl's."""
-    if noise_scale is None or not math.isfinite(noise_scale):
-        return None
-    # For a batch of s times the smallest one b, AdaptDL's (var + norm) / (var / s + norm) / s is
-    # edl's (noise scale + b) / (noise scale + s b) if var / norm is the noise scale over b.
-    return GradParams(1.0, noise_scale / batch)
-
-
-def perf_params(fitted: StepTime) -> PerfParams:
-    """Return the parameters of a model of a step's time under the names of AdaptDL."""
-    return PerfParams(
-        alpha_c=fitted.compute_s,
-        beta_c=fitted.each_sample_s,
-        alpha_n=fitted.far_reduce_s,
-        beta_n=fitted.each_far_worker_s,
-        alpha_r=fitted.reduce_s,
-        beta_r=fitted.each_worker_s,
-        gamma=fitted.overlap,
+        sched_hints=SchedHints(
+            initBatchSize=batch,
+            localBszBounds=None,
+            globalBatchSize=measured.global_batch or None,
+            maxBatchSize=limit.max if limit is not None and limit.set_by_policy else None,
+            maxProfiledReplicas=max(sizes_measured, default=0),
+            gradientAccumulation=False,
+            # For a batch of s times the smallest one b, AdaptDL's efficiency
+            # (var + norm) / (var / s + norm) / s is edl's (noise scale + b) / (noise scale + s b)
+            # if var / norm is the noise scale over b.
+            gradParams=None if known_noise is None else GradParams(1.0, known_noise / batch),
+            perfParams=PerfParams(
+                alpha_c=step_time.compute_s,
+                beta_c=step_time.each_sample_s,
+                alpha_n=step_time.far_reduce_s,
+                beta_n=step_time.each_far_worker_s,
+                alpha_r=step_time.reduce_s,
+                beta_r=step_time.each_worker_s,
+                gamma=step_time.overlap,
+            )
+            if model.samples
+            else None,
+        ),
     )

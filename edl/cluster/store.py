@@ -1,9 +1,8 @@
 """Read a cluster as a whole, and reach its parts: jobs, hosts, queues, secrets, tenants.
 
 Clients and controllers use it, by a :class:`ClusterStore`. What only the leading controller writes
-is in ``writer``, what only `edl host` writes in ``host_registration``, and the submission of jobs
-in ``submission``. Every method that reads or writes raises CoordinationError in bounded time when
-ZooKeeper is away.
+is in ``writer``, and the submission of jobs in ``submission``. Every method that reads or writes
+raises CoordinationError in bounded time when ZooKeeper is away.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
@@ -73,17 +72,20 @@ from edl.zookeeper.paths import sequence
 from edl.zookeeper.reads import OnChange, children, encode, exists, get, ignore_changes
 from edl.zookeeper.session import Refused
 
+T = TypeVar("T")
+
 # ------------------------------------------------------------
 # Read and write the event log of a cluster: each change, its reason, and who asked for it.
 
 
 class ClusterEvents(EventLogNodes[ClusterEvent]):
-    """The event log of one cluster."""
+    """The event log of one cluster, and the changes that are written together with an event."""
 
     def __init__(self, nodes: ClusterNodes, by: str = "") -> None:
         super().__init__(nodes, ClusterEvent)
         self.by = by  # who writes; it may be changed
         self.clock: Callable[[], float] = time.time  # in seconds since 1970; it may be changed
+        self._cluster = nodes
 
     def new(
         self,
@@ -98,10 +100,65 @@ class ClusterEvents(EventLogNodes[ClusterEvent]):
         """Return an event with the time now and this object's `by`; write nothing."""
         return ClusterEvent(self.clock(), kind, reason, job, host, self.by, state, result, slots)
 
-    def append_in(self, transaction: TransactionRequest, event: ClusterEvent) -> None:
-        """Add to `transaction` a write that appends `event` to the log."""
-        path = f"{self._nodes.paths.events}/e-"
-        transaction.create(path, encode(event.to_json()), sequence=True)
+    def transact(
+        self, reason: str, event: ClusterEvent, build: Callable[[TransactionRequest], None]
+    ) -> None:
+        """Do what `build` adds to a transaction, and append `event` to the log, or do neither."""
+
+        def whole(transaction: TransactionRequest) -> None:
+            build(transaction)
+            path = f"{self._nodes.paths.events}/e-"
+            transaction.create(path, encode(event.to_json()), sequence=True)
+
+        self._nodes.transact(reason, whole)
+
+    def put(
+        self, path: str, word: str, change: Callable[[Any], tuple[Record, ClusterEvent] | None]
+    ) -> bool:
+        """Write what `change` makes of the answer to the read of a node; None: nothing."""
+        self._cluster.check_session()
+        parent = path.rpartition("/")[0]
+        for _ in range(ATTEMPTS):
+            answer, above = self._nodes.read(get(path), exists(parent))
+            if above is None:
+                raise self._nodes.unknown()
+            if (new := change(answer)) is None:
+                return False
+            if answer is None and above.numChildren >= MAX_NAMED:
+                raise UsageError(
+                    f"{self._nodes.what} has {MAX_NAMED} {word}s, and may have no more; delete "
+                    f"some with `edl {word} delete`"
+                )
+
+            def build(
+                transaction: TransactionRequest,
+                data: bytes = encode(new[0].to_json()),
+                old: Any = answer,
+            ) -> None:
+                if old is None:
+                    transaction.create(path, data)
+                else:
+                    transaction.set_data(path, data, old[1].version)
+
+            with suppress(Refused):  # others have changed the node meanwhile
+                self.transact(f"set a {word}", new[1], build)
+                return True
+        raise self._nodes.changed_too_often(path)
+
+    def remove(self, path: str, word: str, event: ClusterEvent) -> bool:
+        """Remove a node; return False if another process was faster."""
+        try:
+            self.transact(f"delete a {word}", event, lambda transaction: transaction.delete(path))
+        except Refused:
+            return False
+        return True
+
+
+class ClusterPart:
+    def __init__(self, nodes: ClusterNodes, events: ClusterEvents) -> None:
+        self._nodes = nodes
+        self._paths = nodes.paths
+        self._events = events
 
 
 # ------------------------------------------------------------
@@ -131,37 +188,37 @@ class HostRegistration:
     def __init__(self, nodes: ClusterNodes, host: str, owner: HostOwner) -> None:
         self.host = host
         self.owner = owner
-        self._nodes = nodes
+        self._nodes, self._paths = nodes, nodes.paths
         self._path = nodes.paths.host(host)
         self._offer = nodes.paths.offer(host)
         self._fence: int | None = None  # the version of the host's node since we own it
         self._reported: bytes | None = None
 
     def register(self, offer: HostOffer, is_dead: Callable[[HostOwner], bool]) -> None:
-        """Make this process the owner of the host, and offer the host while this session lasts."""
         self._nodes.check_session()
         for _ in range(ATTEMPTS):
             mine, offered = self._nodes.read(get(self._path), get(self._offer))
             if mine is not None and offered is not None:
-                self._check_owner(HostOwner.from_json(content(self._path, mine)), is_dead)
-            version = None if mine is None else mine[1].version
-            # A dead process's offer goes at once, before its session ends.
-            stale = None if offered is None else offered[1].version
-            build = partial(self._build, offer=offer, version=version, stale=stale)
+                owner = HostOwner.from_json(content(self._path, mine))
+                if owner.token != self.owner.token and not is_dead(owner):
+                    raise UsageError(
+                        f"host {self.host} of {self._nodes.what} is offered by {owner}; end that "
+                        "`edl host`, or give this one another name"
+                    )
+            build = partial(self._build, offer=offer, mine=mine, offered=offered)
             try:
                 results = self._nodes.session.transact(f"offer host {self.host}", build)
             except Refused as refused:
                 if mine is None and isinstance(refused.error, NoNodeError):
                     raise self._nodes.unknown() from None
-                continue  # another process was faster, or an offer has vanished: look again
-            self._fence = 0 if version is None else results[0].version
+                continue  # another process was faster, or an offer has vanished: read again
+            self._fence = 0 if mine is None else results[0].version
             self._reported = None
             return
         raise self._nodes.changed_too_often(self._path)
 
     def assigned(self, wake: OnChange = None) -> tuple[HostAssignment, int]:
-        """Return what is assigned to the host, and the version of the node that says so."""
-        path = self._nodes.paths.assigned(self.host)
+        path = self._paths.assigned(self.host)
         answer = self._nodes.read(get(path, wake))[0]
         if answer is None:
             raise self._unregistered()
@@ -169,70 +226,47 @@ class HostRegistration:
 
     def report(self, report: HostReport) -> None:
         """Replace the report of what lives on the host, unless the last one was equal."""
-        if self._fence is None:
-            raise self._unregistered()
         data = encode(report.to_json())
-        if data == self._reported:
+        if self._fence is not None and data == self._reported:
             return
-        fence, path = self._fence, self._nodes.paths.report(self.host)
-
-        def build(transaction: TransactionRequest) -> None:
-            transaction.check(self._path, fence)
-            transaction.set_data(path, data)
-
-        try:
-            self._nodes.session.transact(f"report on host {self.host}", build)
-        except Refused as refused:
-            raise self._lost() from refused
+        path = self._paths.report(self.host)
+        self._write("report on", lambda transaction: transaction.set_data(path, data))
         self._reported = data
 
     def withdraw(self) -> None:
-        """Remove the offer, so that the host gets no slots any more."""
+        if self._fence is None or self._nodes.read(exists(self._offer))[0] is not None:
+            self._write("withdraw", lambda transaction: transaction.delete(self._offer))
+
+    def _write(self, word: str, write: Callable[[TransactionRequest], object]) -> None:
         if self._fence is None:
             raise self._unregistered()
         fence = self._fence
-        if self._nodes.read(exists(self._offer))[0] is None:
-            return
 
         def build(transaction: TransactionRequest) -> None:
             transaction.check(self._path, fence)
-            transaction.delete(self._offer)
+            write(transaction)
 
         try:
-            self._nodes.session.transact(f"withdraw host {self.host}", build)
+            self._nodes.session.transact(f"{word} host {self.host}", build)
         except Refused as refused:
             if refused.index == 0:
                 raise self._lost() from refused
 
-    def _check_owner(self, owner: HostOwner, is_dead: Callable[[HostOwner], bool]) -> None:
-        """Raise a UsageError if `owner`, which offers the host, is not known to be dead."""
-        if owner.token != self.owner.token and not is_dead(owner):
-            raise UsageError(
-                f"host {self.host} of {self._nodes.what} is offered by {owner}; end that `edl "
-                "host`, or give this one another name"
-            )
-
     def _build(
-        self,
-        transaction: TransactionRequest,
-        offer: HostOffer,
-        version: int | None,
-        stale: int | None,
+        self, transaction: TransactionRequest, offer: HostOffer, mine: Any, offered: Any
     ) -> None:
-        """Add to `transaction` the writes that make this process own and offer the host."""
-        paths, mine = self._nodes.paths, encode(self.owner.to_json())
-        if version is None:
-            transaction.create(self._path, mine)
-            transaction.create(paths.assigned(self.host))
-            transaction.create(paths.report(self.host))
+        data = encode(self.owner.to_json())
+        if mine is None:
+            transaction.create(self._path, data)
+            transaction.create(self._paths.assigned(self.host))
+            transaction.create(self._paths.report(self.host))
         else:
-            transaction.set_data(self._path, mine, version)
-        if stale is not None:
-            transaction.delete(self._offer, stale)
+            transaction.set_data(self._path, data, mine[1].version)
+        if offered is not None:  # a dead process's offer goes at once, before its session ends
+            transaction.delete(self._offer, offered[1].version)
         transaction.create(self._offer, encode(offer.to_json()), ephemeral=True)
 
     def _lost(self) -> CoordinationError:
-        """Return the error for a write of this process that was refused, which names the owner."""
         answer = self._nodes.read(get(self._path))[0]
         if answer is None:
             return self._unregistered()
@@ -244,8 +278,9 @@ class HostRegistration:
         )
 
     def _unregistered(self) -> CoordinationError:
-        what = f"host {self.host} is not registered in {self._nodes.what}"
-        return CoordinationError(f"{what}; register it again")
+        return CoordinationError(
+            f"host {self.host} is not registered in {self._nodes.what}; register it again"
+        )
 
 
 # ------------------------------------------------------------
@@ -271,7 +306,6 @@ class WorkQueue:
 
     @property
     def has_names(self) -> bool:
-        """Whether `take` would return a name now."""
         return bool(self._names)
 
     def wake(self, name: str) -> Callable[[], None]:
@@ -283,7 +317,6 @@ class WorkQueue:
             return found
 
     def take(self) -> set[str]:
-        """Return the names of the jobs that have changed since the last call."""
         with self._lock:
             found, self._names = self._names, set()
             return found
@@ -303,7 +336,6 @@ class WorkQueue:
             raise
 
     def keep_only(self, names: Container[str]) -> None:
-        """Forget the jobs whose names are not in `names`."""
         with self._lock:
             self._names = {name for name in self._names if name in names}
             if any(name not in names for name in self._wakes):
@@ -325,30 +357,24 @@ class WorkQueue:
 
 
 class ClusterLeader:
-    """The leadership of one cluster: the election, and the records that its leader publishes."""
-
     def __init__(self, nodes: ClusterNodes) -> None:
         self._nodes = nodes
         self._paths = nodes.paths
 
-    def election(self, candidate: str, about: Mapping[str, Any]) -> Election:
-        """Return the election of the cluster's leader, in which a controller is the candidate."""
+    def election(self, candidate: str, details: Mapping[str, Any]) -> Election:
         self._nodes.check_session()
         return Election(
             self._nodes.session,
             self._paths.election,
             candidate,
             leader_path=self._paths.leader,
-            record=about,
+            record=details,
             missing=self._nodes.unknown,
         )
 
     def controllers(self) -> list[str]:
-        """Return the names of the controllers that stand for election, the leader first."""
         self._nodes.check_administrator("see the controllers")
-        names = self._nodes.read(children(self._paths.election))[0]
-        if names is None:
-            raise self._nodes.unknown()
+        names = self._nodes.names(self._paths.election)
         return [candidate_of(name) for name in sorted(names, key=sequence)]
 
     def reasons(self) -> JobReasons:
@@ -360,7 +386,6 @@ class ClusterLeader:
         return JobReasons() if found is None else found
 
     def leases(self) -> tuple[LeaseTable, int]:
-        """Read and return the record of the leases, and the version of its node."""
         path = self._paths.leases
         answer = self._nodes.read(get(path))[0]
         if answer is None:
@@ -379,8 +404,6 @@ class ClusterLeader:
 
 MAX_BYTES = 65536  # of a secret
 
-MAX_SECRETS = 1000  # of a cluster
-
 
 @dataclass(frozen=True)
 class SecretStatus:
@@ -391,72 +414,49 @@ class SecretStatus:
     by: str  # a user and a machine
 
 
-class ClusterSecrets:
-    """The secrets of users that a cluster keeps."""
-
-    def __init__(self, nodes: ClusterNodes, events: ClusterEvents) -> None:
-        self._nodes = nodes
-        self._paths = nodes.paths
-        self._events = events
-
+class ClusterSecrets(ClusterPart):
     def set(self, name: str, content: bytes) -> bool:
-        """Keep `content` as the secret called `name`; replace one of that name."""
-        self._nodes.check_session()
+        """Keep `content` as the secret called `name`; False: it was kept before."""
+        if not content:
+            raise UsageError(f"the secret {name} would be empty; give its value")
+        if len(content) > MAX_BYTES:
+            raise UsageError(
+                f"the secret {name} has more than {MAX_BYTES} bytes; put large data into files of "
+                "the hosts"
+            )
         path = self._paths.user_secret(name)
-        _check_content(name, content)
-        sealed = seal(self._key, name, content, os.urandom(NONCE_BYTES))
-        for _ in range(ATTEMPTS):
-            before, parent = self._nodes.read(get(path), exists(self._paths.secrets))
-            if before is not None and self._content(name, path, before[0]) == content:
-                return False
-            if before is None and parent is not None and parent.numChildren >= MAX_SECRETS:
-                raise UsageError(
-                    f"{self._nodes.what} has {MAX_SECRETS} secrets, and may have no more; delete "
-                    "some with `edl secret delete`"
-                )
-            event = self._event(f"the secret {name} was set{'' if before is None else ' anew'}")
-            stored = StoredSecret(base64.b64encode(sealed).decode(), time.time(), event.by)
-            version = None if before is None else before[1].version
-            if self._write(path, encode(stored.to_json()), version, parent is None, event):
-                return True
-        raise self._nodes.changed_too_often(path)
+
+        def change(answer: Any) -> tuple[StoredSecret, ClusterEvent] | None:
+            if answer is not None:
+                # One that nobody can unseal any more is replaced.
+                with suppress(CoordinationError):
+                    if self._unsealed(name, record(StoredSecret, (path, answer[0]))) == content:
+                        return None
+            event = self._event(f"the secret {name} was set{'' if answer is None else ' anew'}")
+            sealed = seal(self._key, name, content, os.urandom(NONCE_BYTES))
+            return StoredSecret(base64.b64encode(sealed).decode(), time.time(), event.by), event
+
+        return self._events.put(path, "secret", change)
 
     def delete(self, name: str) -> None:
-        """Remove the secret called `name`."""
         self._nodes.check_session()
         path, event = self._paths.user_secret(name), self._event(f"the secret {name} was deleted")
-
-        def build(transaction: TransactionRequest) -> None:
-            transaction.delete(path)
-            self._events.append_in(transaction, event)
-
-        names = self.names()
-        if name in names:
-            try:
-                self._nodes.session.transact(f"delete secret {name}", build)
-                return
-            except Refused:  # another process was faster
-                names = self.names()
-        raise UsageError(self.unknown(name, names))
+        if name not in self.names() or not self._events.remove(path, "secret", event):
+            raise UsageError(self.unknown(name, self.names()))
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of all secrets, sorted."""
         return tuple(sorted(self._nodes.read(children(self._paths.secrets))[0] or ()))
 
     def list(self) -> tuple[SecretStatus, ...]:
-        """Return all secrets without their contents, sorted by name."""
-        found = []
-        for name, stored in self._read(self.names()).items():
-            found.append(SecretStatus(name, stored.set_s, stored.by))
-        return tuple(found)
+        stored = self._read(self.names()).items()
+        return tuple(SecretStatus(name, one.set_s, one.by) for name, one in stored)
 
     def contents(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the contents of the secrets called `names`, by name; unknown ones are left out."""
-        found = self._read(names)
-        return {name: self._unsealed(name, stored) for name, stored in found.items()}
+        stored = self._read(names).items()
+        return {name: self._unsealed(name, secret) for name, secret in stored}
 
     def unknown(self, name: str, names: Iterable[str], asks: str = "") -> str:
-        """Return the sentence that says that there is no secret called `name`, and what to do."""
         known = sorted(names)
         what = f"{self._nodes.what} has no secret {name!r}{asks}"
         hint = f"; give it one with `edl secret set {name}`" if asks else ""
@@ -465,34 +465,14 @@ class ClusterSecrets:
         near = known if len(known) <= FEW else nearest(name, known)
         return f"{what}{hint}; it has {', '.join(near)}{'' if near == known else ', ...'}"
 
-    # --- the nodes
-
     @property
     def _key(self) -> str:
-        access = self._nodes.session.access
-        assert access is not None
-        return derived(access.secret, "secrets", self._paths.name)
+        return derived(self._nodes.access.secret, "secrets", self._paths.name)
 
     def _read(self, names: Iterable[str]) -> dict[str, StoredSecret]:
-        """Return the records of the secrets called `names` that exist, by name."""
-        paths = {name: self._paths.user_secret(name) for name in names}
-        answers = self._nodes.read(*(get(path) for path in paths.values()))
-        pairs = zip(paths.items(), answers, strict=True)
-        return {
-            name: record(StoredSecret, (path, answer[0]))
-            for (name, path), answer in pairs
-            if answer is not None
-        }
-
-    def _content(self, name: str, path: str, data: bytes) -> bytes | None:
-        """Return the content of the node at `path`; None if nobody can unseal it any more."""
-        try:
-            return self._unsealed(name, record(StoredSecret, (path, data)))
-        except CoordinationError:
-            return None
+        return self._nodes.records(StoredSecret, {n: self._paths.user_secret(n) for n in names})
 
     def _unsealed(self, name: str, stored: StoredSecret) -> bytes:
-        """Return the content of a secret; raise a CoordinationError if it was changed by others."""
         try:
             content = unseal(self._key, name, base64.b64decode(stored.sealed))
         except ValueError:
@@ -504,68 +484,28 @@ class ClusterSecrets:
             )
         return content
 
-    def _write(
-        self, path: str, data: bytes, version: int | None, is_first: bool, event: ClusterEvent
-    ) -> bool:
-        """Write a secret and an event; return False if others have changed the node meanwhile."""
-
-        def build(transaction: TransactionRequest) -> None:
-            if is_first:  # a cluster of an earlier version of edl
-                transaction.create(self._paths.secrets)
-            if version is None:
-                transaction.create(path, data)
-            else:
-                transaction.set_data(path, data, version)
-            self._events.append_in(transaction, event)
-
-        try:
-            self._nodes.session.transact("set a secret", build)
-        except Refused as refused:
-            if is_first and not isinstance(refused.error, NodeExistsError):
-                raise self._nodes.unknown() from None
-            return False
-        return True
-
     def _event(self, reason: str) -> ClusterEvent:
         return self._events.new(ClusterEventKind.SECRET, reason)
-
-
-def _check_content(name: str, content: bytes) -> None:
-    """Raise a UsageError if `content` cannot be that of the secret called `name`."""
-    if not content:
-        raise UsageError(f"the secret {name} would be empty; give its value")
-    if len(content) > MAX_BYTES:
-        raise UsageError(
-            f"the secret {name} has more than {MAX_BYTES} bytes; put large data into files of the "
-            "hosts"
-        )
 
 
 # ------------------------------------------------------------
 # Read and change the settings of a cluster: its policy and time limits.
 
 
-class ClusterSettings:
-    def __init__(self, nodes: ClusterNodes, events: ClusterEvents) -> None:
-        self._nodes = nodes
-        self._path = nodes.paths.cluster
-        self._events = events
-
+class ClusterSettings(ClusterPart):
     def get(self) -> ClusterRecord:
-        """Read and return the settings of the cluster: its policy and time limits."""
         self._nodes.check_administrator("see the settings of the cluster")
-        answer = self._nodes.read(get(self._path))[0]
-        if answer is None:
+        path = self._paths.cluster
+        if (answer := self._nodes.read(get(path))[0]) is None:
             raise self._nodes.unknown()
-        return record(ClusterRecord, (self._path, answer[0]))
+        return record(ClusterRecord, (path, answer[0]))
 
     def change(self, change: Callable[[ClusterRecord], ClusterRecord]) -> ClusterRecord:
-        """Change how the cluster decides, such as its policy, log it; return the new settings."""
         self._nodes.check_administrator("change the settings of the cluster")
-        path = self._path
+        path = self._paths.cluster
 
-        def changed(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], ClusterEvent]:
-            before = found[path]
+        def changed(values: Mapping[str, Values]) -> tuple[Mapping[str, Values], ClusterEvent]:
+            before = values[path]
             settings = ClusterRecord.from_json(before)
             check_settings(self._nodes.paths.name, settings)
             after = change(settings).to_json()
@@ -583,44 +523,35 @@ class ClusterSettings:
 
 
 PASSES = 20  # over nodes that others change meanwhile
-
 FEW_PASSES, PASSES_S = 5, 0.5  # after so many, and so long, others write without a pause
 
-Answers = tuple[Any, Any, Any]
-
-"""The answers to the reads of manifest, wanted and life of one job: (data, stat) of each."""
-
-
-@dataclass(frozen=True)
-class StoredJob:
-    """One job of a cluster, as it was read from ZooKeeper by `ClusterStore`."""
-
-    name: str
-    order: int  # grows with each submission
-    submitted_s: float  # by ZooKeeper's clock, in seconds since 1970
-    manifest: JobManifest
-    wanted: Wanted  # by users
-    life: JobLifecycle  # that the leader keeps; the default until it has seen the job
-    life_version: int  # of the node `life`, which a write must name
-
-    @cached_property
-    def view(self) -> JobView:
-        """The same job as the value that the plan of a cluster reads; its `run` is None."""
-        return JobView(
-            name=self.name,
-            order=self.order,
-            manifest=self.manifest,
-            wanted=self.wanted,
-            life=self.life,
-            submitted_s=self.submitted_s,
-        )
+WakeOf = Callable[[str], Callable[[], None]]  # the `wake` of the reads of a job
 
 
 class OptionalNodes(NamedTuple):
-    """The nodes of a job that it need not have."""
-
     secret: str | None  # of its runs; None before the first
     measured: MeasuredThroughput | None  # by former runs; None: nothing
+
+
+class WatchedNodes(Generic[T]):
+    """What was read of jobs, by name, until a node of a job changes."""
+
+    def __init__(
+        self, read: Callable[[Iterable[str], WakeOf | None], dict[str, T]], on_change: OnChange
+    ) -> None:
+        self._read = read
+        self._changed = WorkQueue(on_change)
+        self._kept: dict[str, T] = {}
+
+    def of(self, names: Iterable[str]) -> dict[str, T]:
+        known = set(names)
+        self._changed.keep_only(known)
+        due = known - self._kept.keys() | self._changed.take() & known
+        with self._changed.put_back_on_error(due):
+            new = self._read(due, self._changed.wake)
+        kept = {name: one for name, one in self._kept.items() if name in known and name not in due}
+        self._kept = kept | new
+        return self._kept
 
 
 class JobReader:
@@ -629,149 +560,99 @@ class JobReader:
     def __init__(self, nodes: ClusterNodes, changed: Callable[[], None]) -> None:
         self.nodes = nodes
         self.paths = nodes.paths
-        self._changed_jobs = WorkQueue(changed)
-        self._stored: dict[str, StoredJob] = {}  # as they were read last, with watches
-        self._changed_optional = WorkQueue()
-        self._optional: dict[str, OptionalNodes] = {}  # by job
+        self._watched = WatchedNodes(self._read_jobs, changed)
+        self._optional = WatchedNodes(self._read_optional, None)
 
-    def read(self, names: Iterable[str]) -> tuple[StoredJob, ...]:
-        """Read the jobs called `names` that exist, and return them in the order of submission."""
-        return tuple(sorted(self._read_jobs(names, None), key=lambda job: job.order))
+    def read(self, names: Iterable[str]) -> tuple[JobView, ...]:
+        return _in_order(self._read_jobs(names, None))
 
-    def watched(self, names: Sequence[str]) -> tuple[StoredJob, ...]:
-        """Return the jobs called `names` that exist; only those that have changed are read."""
-        known = set(names)
-        self._changed_jobs.keep_only(known)
-        due = known - self._stored.keys() | self._changed_jobs.take() & known
-        with self._changed_jobs.put_back_on_error(due):
-            found = self._read_jobs(due, self._changed_jobs.wake)
-        kept = {n: job for n, job in self._stored.items() if n in known and n not in due}
-        self._stored = kept | {job.name: job for job in found}
-        return tuple(sorted(self._stored.values(), key=lambda job: job.order))
+    def watched(self, names: Iterable[str]) -> tuple[JobView, ...]:
+        return _in_order(self._watched.of(names))
 
-    def _read_jobs(
-        self, names: Iterable[str], wake_of: Callable[[str], Callable[[], None]] | None
-    ) -> list[StoredJob]:
-        """Return the jobs called `names` that exist, in any order."""
-        found: list[StoredJob] = []
-        rest = sorted(names)
+    def _read_jobs(self, names: Iterable[str], wake_of: WakeOf | None) -> dict[str, JobView]:
+        jobs = {}
+        rest, p = sorted(names), self.paths
         for _ in range(PASSES):
+            paths = [(p.manifest(name), p.wanted(name), p.life(name)) for name in rest]
             wakes = [None if wake_of is None else wake_of(name) for name in rest]
-            parts = [
-                [get(path, wake) for path in self._job_paths(name)]
-                for name, wake in zip(rest, wakes, strict=True)
-            ]
-            answers = self.nodes.read(*(read for part in parts for read in part))
+            reads = (
+                get(path, wake) for three, wake in zip(paths, wakes, strict=True) for path in three
+            )
+            answers = in_threes(self.nodes.read(*reads))
             torn = []
-            for name, part, three in zip(rest, parts, in_threes(answers), strict=True):
-                if None in three:
+            for name, three, answer in zip(rest, paths, answers, strict=True):
+                if None in answer:
                     continue
-                if three[0][1].czxid == three[1][1].czxid == three[2][1].czxid:
-                    found.append(_stored_job(name, [read.path for read in part], three))
-                else:
+                manifest, wanted, life = answer
+                if not manifest[1].czxid == wanted[1].czxid == life[1].czxid:
                     torn.append(name)  # of two submissions: replaced while it was read
+                    continue
+                jobs[name] = JobView(
+                    name,
+                    order=manifest[1].czxid,
+                    submitted_s=manifest[1].ctime / 1000.0,
+                    manifest=record(JobManifest, (three[0], manifest[0])),
+                    wanted=record(Wanted, (three[1], wanted[0])),
+                    life=record(JobLifecycle, (three[2], life[0])),
+                    life_version=life[1].version,
+                )
             if not (rest := torn):
                 break
-        return found
-
-    def _job_paths(self, name: str) -> tuple[str, str, str]:
-        return self.paths.manifest(name), self.paths.wanted(name), self.paths.life(name)
+        return jobs
 
     def secrets_and_measured(
         self, jobs: Iterable[str], watch: bool = True
     ) -> tuple[dict[str, str], dict[str, MeasuredThroughput]]:
-        """Return the secrets of the runs of `jobs`, and what former runs have measured."""
-        names = list(jobs)
-        if not watch:
-            found = self._read_optional(names, None)
-        else:
-            found = self._optional = self._watched_optional(set(names))
+        nodes = self._optional.of(jobs) if watch else self._read_optional(jobs, None)
         return (
-            {name: one.secret for name, one in found.items() if one.secret is not None},
-            {name: one.measured for name, one in found.items() if one.measured is not None},
+            {name: one.secret for name, one in nodes.items() if one.secret is not None},
+            {name: one.measured for name, one in nodes.items() if one.measured is not None},
         )
-
-    def _watched_optional(self, names: set[str]) -> dict[str, OptionalNodes]:
-        """Return the optional nodes of the jobs `names` that exist; changed ones are read."""
-        self._changed_optional.keep_only(names)
-        due = names - self._optional.keys() | self._changed_optional.take() & names
-        with self._changed_optional.put_back_on_error(due):
-            found = self._read_optional(sorted(due), self._changed_optional.wake)
-        kept = {n: one for n, one in self._optional.items() if n in names and n not in due}
-        return kept | found
 
     def _read_optional(
-        self, names: Sequence[str], wake_of: Callable[[str], Callable[[], None]] | None
+        self, jobs: Iterable[str], wake_of: WakeOf | None
     ) -> dict[str, OptionalNodes]:
-        """Return the secrets of jobs, and what their former runs have measured, by job."""
+        names, p = sorted(jobs), self.paths
         wakes = {name: None if wake_of is None else wake_of(name) for name in names}
-        reads = [children(self.paths.job(name), wakes[name]) for name in names]
-        answers = zip(names, self.nodes.read(*reads), strict=True)
-        there = {name: nodes for name, nodes in answers if nodes is not None}
-        secrets, measured = (
-            self._of_jobs(node, [name for name, nodes in there.items() if node in nodes], wakes)
-            for node in ("secret", "measured")
-        )
+        answers = self.nodes.read(*(children(p.job(name), wakes[name]) for name in names))
+        there = {
+            name: nodes for name, nodes in zip(names, answers, strict=True) if nodes is not None
+        }
+        paths = {
+            path: name
+            for name, nodes in there.items()
+            for node, path in (("secret", p.secret(name)), ("measured", p.measured(name)))
+            if node in nodes
+        }
+        answers = self.nodes.read(*(get(path, wakes[name]) for path, name in paths.items()))
+        values = {path: content(path, one) for path, one in zip(paths, answers, strict=True)}
         found = {}
         for name in there:
-            steps = measured.get(name)
+            secret, measured = values.get(p.secret(name)), values.get(p.measured(name))
             found[name] = OptionalNodes(
-                str(secrets[name]["secret"]) if name in secrets else None,
-                MeasuredThroughput.from_json(steps) if steps else None,
+                str(secret["secret"]) if secret else None,
+                MeasuredThroughput.from_json(measured) if measured else None,
             )
         return found
 
-    def _of_jobs(
-        self, node: str, names: Sequence[str], wakes: Mapping[str, OnChange]
-    ) -> dict[str, Values]:
-        paths = [f"{self.paths.job(name)}/{node}" for name in names]
-        reads = (get(path, wakes[name]) for path, name in zip(paths, names, strict=True))
-        answers = self.nodes.read(*reads)
-        found = zip(names, paths, answers, strict=True)
-        contents = {name: content(path, answer) for name, path, answer in found}
-        return {name: values for name, values in contents.items() if values}
 
-
-def in_threes(answers: Sequence[Any]) -> Iterator[Answers]:
-    """Yield the first three of `answers`, the next three, and so on."""
+def in_threes(answers: Sequence[Any]) -> Iterator[tuple[Any, Any, Any]]:
     return zip(answers[::3], answers[1::3], answers[2::3], strict=True)
 
 
-def _stored_job(name: str, paths: Sequence[str], answers: Sequence[Any]) -> StoredJob:
-    """Return the job `name` from the answers to the reads of its nodes."""
-    manifest, wanted, life = answers
-    return StoredJob(
-        name,
-        order=manifest[1].czxid,
-        submitted_s=manifest[1].ctime / 1000.0,
-        manifest=record(JobManifest, (paths[0], manifest[0])),
-        wanted=record(Wanted, (paths[1], wanted[0])),
-        life=record(JobLifecycle, (paths[2], life[0])),
-        life_version=life[1].version,
-    )
+def _in_order(jobs: Mapping[str, JobView]) -> tuple[JobView, ...]:
+    return tuple(sorted(jobs.values(), key=lambda job: job.order))
 
 
 # ------------------------------------------------------------
 # Read the hosts of a cluster, and drain them.
-#
-# What a host offers and reports, `host_registration` writes; what it is assigned, `writer` does.
 
 
-class ClusterHosts:
-    def __init__(self, nodes: ClusterNodes, events: ClusterEvents) -> None:
-        self._nodes = nodes
-        self._paths = nodes.paths
-        self._events = events
-
+class ClusterHosts(ClusterPart):
     def list(self) -> tuple[HostView, ...]:
-        """Return the hosts of the cluster, in the order of their names."""
-        names = self._nodes.read(children(self._paths.hosts))[0]
-        if names is None:
-            raise self._nodes.unknown()
-        return self.read(names)
+        return self.read(self._nodes.names(self._paths.hosts))
 
     def read(self, names: Iterable[str], wake: OnChange = None) -> tuple[HostView, ...]:
-        """Return the hosts called `names` that exist, sorted by name."""
         p, known = self._paths, sorted(names)
         parts = [(p.assigned(name), p.report(name)) for name in known]
         reads = (
@@ -818,21 +699,22 @@ class ClusterHosts:
                 tried = replace(view.assigned, failures={}, out="")
                 data = encode(tried.to_json())
                 transaction.set_data(self._paths.assigned(host), data, view.version)
-            self._events.append_in(transaction, event)
 
-        names, there = self._nodes.read(children(self._paths.hosts), exists(path))
-        if names is None:
-            raise self._nodes.unknown()
+        names = self._nodes.names(self._paths.hosts)
+        there = self._nodes.read(exists(path))[0]
         if host not in names:
-            raise UsageError(
-                f"{self._nodes.what} has no host named {host!r}{_known_hosts(host, names)}"
-            )
+            near = f"; the nearest of {len(names)}: {', '.join(nearest(host, sorted(names)))}"
+            if len(names) <= FEW:
+                near = f"; its hosts: {', '.join(sorted(names))}"
+            if not names:
+                near = "; start one with `edl host`"
+            raise UsageError(f"{self._nodes.what} has no host named {host!r}{near}")
         view = next(iter(self.read([host])), HostView(host))
         forgets = not drained and bool(view.assigned.failures)
         if (there is not None) is drained and not forgets:
             return False
         try:
-            self._nodes.session.transact(f"drain {host}", build)
+            self._events.transact(f"drain {host}", event, build)
         except Refused as refused:
             if isinstance(refused.error, BadVersionError):  # the leader has just planned
                 return self.set_drained(host, drained)
@@ -842,63 +724,41 @@ class ClusterHosts:
         return True
 
 
-def _known_hosts(host: str, names: Sequence[str]) -> str:
-    """Return the end of an error message about `host`, which the cluster does not have."""
-    if not names:
-        return "; start one with `edl host`"
-    if len(names) <= FEW:
-        return f"; its hosts: {', '.join(sorted(names))}"
-    return f"; the nearest of {len(names)}: {', '.join(nearest(host, sorted(names)))}"
-
-
 # ------------------------------------------------------------
 # Read the jobs of a cluster, and change what users want of them.
 #
 # `submission` submits jobs, and `writer` writes their states and removes them.
 
 
-def check_submission(job: StoredJob, submitted_s: float) -> None:
-    """Raise an UnknownJob if `job` was submitted at another time than `submitted_s`."""
+def check_submission(job: JobView, submitted_s: float) -> None:
     if job.submitted_s != submitted_s:
         raise UnknownJob(job.name, (job.name,))
 
 
-class ClusterJobs:
+class ClusterJobs(ClusterPart):
     def __init__(self, nodes: ClusterNodes, events: ClusterEvents, reader: JobReader) -> None:
-        self._nodes = nodes
-        self._paths = nodes.paths
-        self._events = events
+        super().__init__(nodes, events)
         self._reader = reader
 
     # --- reading
 
-    def list(self) -> tuple[StoredJob, ...]:
-        """Read the jobs of the cluster, ended ones too, in the order of submission."""
-        names = self._nodes.read(children(self._paths.jobs))[0]
-        if names is None:
-            raise self._nodes.unknown()
-        return self._reader.read(names)
+    def list(self) -> tuple[JobView, ...]:
+        return self._reader.read(self._nodes.names(self._paths.jobs))
 
-    def get(self, name: str) -> StoredJob:
-        """Read the job called `name`, which may have ended, and return it."""
+    def get(self, name: str) -> JobView:
         found = self._reader.read([name])
         if not found:
             raise self._nodes.unknown_job(name)
         return found[0]
 
     def has(self, name: str) -> bool:
-        """Return whether the cluster has a job called `name`, also an ended one."""
         return self._nodes.read(exists(self._paths.manifest(name)))[0] is not None
 
     def full_name(self, job: str) -> str:
-        """Return the name under which the cluster has the job that a user calls `job`."""
         return job
 
     def log_access(self, job: str) -> Access:
-        """Return the name and the secret that sign requests for the logs of `job`."""
-        access = self._nodes.session.access
-        assert access is not None
-        return access
+        return self._nodes.access
 
     def secret(self, job: str) -> str | None:
         """Return the secret of the runs of `job`; None before its first run, or without it."""
@@ -909,18 +769,14 @@ class ClusterJobs:
     def secrets_and_measured(
         self, jobs: Iterable[str], watch: bool = True
     ) -> tuple[dict[str, str], dict[str, MeasuredThroughput]]:
-        """Return the secrets of the runs of `jobs`, and what former runs have measured."""
         return self._reader.secrets_and_measured(jobs, watch)
 
     # --- what users want
 
     def change_wanted(self, job: str, change: Callable[[Wanted], Wanted]) -> Wanted:
-        """Change what users want of `job`, log it, and return what is wanted afterwards."""
         return self._change_wanted(job, lambda before, _: change(before))
 
     def delete(self, job: str, submitted_s: float | None = None) -> Wanted:
-        """Let `job` end for good or, if it has ended, let its records be removed."""
-
         # Without `submitted_s`, a repeated call removes the records of the job that the first one
         # has ended, or ends another job that has got its name.
         def change(before: Wanted, life: JobLifecycle) -> Wanted:
@@ -931,13 +787,12 @@ class ClusterJobs:
         return self._change_wanted(job, change)
 
     def _change_wanted(self, job: str, change: Callable[[Wanted, JobLifecycle], Wanted]) -> Wanted:
-        """Change what users want of `job`, as `change_wanted` does."""
         wanted, life = self._paths.wanted(job), self._paths.life(job)
 
-        def changed(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], ClusterEvent]:
+        def changed(values: Mapping[str, Values]) -> tuple[Mapping[str, Values], ClusterEvent]:
             before, state = (
-                Wanted.from_json(found[wanted]),
-                JobLifecycle.from_json(found.get(life, {})),
+                Wanted.from_json(values[wanted]),
+                JobLifecycle.from_json(values.get(life, {})),
             )
             after = change(before, state)
             check_change(job, state, before, after)
@@ -955,14 +810,12 @@ class ClusterJobs:
 # Keep the queues of a cluster in ZooKeeper: a node each, with its quota, weight and limit.
 
 
-MAX_QUEUES = 1000  # of a cluster
+MAX_NAMED = 1000  # secrets of a cluster, and as many queues
 
 
-class ClusterQueues:
+class ClusterQueues(ClusterPart):
     def __init__(self, nodes: ClusterNodes, events: ClusterEvents, jobs: ClusterJobs) -> None:
-        self._nodes = nodes
-        self._paths = nodes.paths
-        self._events = events
+        super().__init__(nodes, events)
         self._jobs = jobs
 
     def records(self) -> dict[str, QueueRecord]:
@@ -971,39 +824,27 @@ class ClusterQueues:
         return self.read(self._nodes.read(children(self._paths.queues))[0] or ())
 
     def read(self, names: Iterable[str], wake: OnChange = None) -> dict[str, QueueRecord]:
-        """Return the queues called `names` that exist, by name, sorted."""
         paths = {name: self._paths.queue(name) for name in sorted(names)}
-        if not paths:
-            return {}
-        answers = self._nodes.read(*(get(path, wake) for path in paths.values()))
-        return {
-            name: record(QueueRecord, (path, answer[0]))
-            for (name, path), answer in zip(paths.items(), answers, strict=True)
-            if answer is not None
-        }
+        return self._nodes.records(QueueRecord, paths, wake)
 
     def change(self, name: str, change: Callable[[QueueRecord], QueueRecord]) -> QueueRecord:
-        """Change the queue called `name`, which is created if there is none, and log it."""
-        self._nodes.check_session()
         path = self._paths.queue(name)
-        for _ in range(ATTEMPTS):
-            answer, parent = self._nodes.read(get(path), exists(self._paths.queues))
+        after = QueueRecord()
+
+        def changed(answer: Any) -> tuple[QueueRecord, ClusterEvent] | None:
+            nonlocal after
             before = QueueRecord() if answer is None else record(QueueRecord, (path, answer[0]))
             after = change(before)
             check_queue(name, after)
             if answer is not None and after == before:
-                return before
-            if answer is None and parent is not None and parent.numChildren >= MAX_QUEUES:
-                raise UsageError(
-                    f"{self._nodes.what} has {MAX_QUEUES} queues, and may have no more; delete "
-                    "some with `edl queue delete`"
-                )
-            if self._write(name, after, answer, parent is None):
-                return after
-        raise self._nodes.changed_too_often(path)
+                return None
+            event = self._events.new(ClusterEventKind.QUEUE, f"queue {name}: {after}")
+            return replace(after, set_s=time.time(), by=event.by), event
+
+        self._events.put(path, "queue", changed)
+        return after
 
     def delete(self, name: str) -> None:
-        """Remove the queue called `name`, which must have no jobs that have not ended."""
         self._nodes.check_session()
         path, queues = self._paths.queue(name), self.records()
         jobs = [
@@ -1018,41 +859,8 @@ class ClusterQueues:
                 f"{some(jobs)}; wait for their end, or delete them"
             )
         event = self._events.new(ClusterEventKind.QUEUE, f"queue {name} was deleted")
-
-        def build(transaction: TransactionRequest) -> None:
-            transaction.delete(path)
-            self._events.append_in(transaction, event)
-
-        if name in queues:
-            try:
-                self._nodes.session.transact("delete a queue", build)
-                return
-            except Refused:  # another process was faster
-                queues = self.records()
-        raise UsageError(unknown_queue(self._nodes.what, name, queues))
-
-    def _write(self, name: str, queue: QueueRecord, before: Any, is_first: bool) -> bool:
-        """Write a queue and an event; return False if others have changed the queue meanwhile."""
-        path = self._paths.queue(name)
-        event = self._events.new(ClusterEventKind.QUEUE, f"queue {name}: {queue}")
-        data = encode(replace(queue, set_s=time.time(), by=event.by).to_json())
-
-        def build(transaction: TransactionRequest) -> None:
-            if is_first:  # a cluster of an earlier version of edl
-                transaction.create(self._paths.queues)
-            if before is None:
-                transaction.create(path, data)
-            else:
-                transaction.set_data(path, data, before[1].version)
-            self._events.append_in(transaction, event)
-
-        try:
-            self._nodes.session.transact("set a queue", build)
-        except Refused as refused:
-            if is_first and not isinstance(refused.error, NodeExistsError):
-                raise self._nodes.unknown() from None
-            return False
-        return True
+        if name not in queues or not self._events.remove(path, "queue", event):
+            raise UsageError(unknown_queue(self._nodes.what, name, self.records()))
 
 
 # ------------------------------------------------------------
@@ -1060,7 +868,6 @@ class ClusterQueues:
 
 
 SHOWN = "a name of a tenant has 1 to 32 letters, digits, dashes and underscores, and no dot"
-
 PART = 500  # nodes that are removed in one transaction, which takes 1 MiB
 
 
@@ -1083,17 +890,15 @@ def signing_key(cluster: str, tenant: str, secret: str) -> str:
 
 
 def readable(access: Access, identity: str, create: bool = False) -> list[ACL]:
-    """Return the ACL of a node that a tenant can read."""
     rights = Permissions.READ | (Permissions.CREATE if create else 0)
     return [*access.acl, ACL(rights, Id("digest", identity))]
 
 
 def whole_acl(identity: str) -> list[ACL]:
-    """Return the ACL with which a tenant makes nodes for controllers, whose secret it lacks."""
     return [ACL(Permissions.ALL, Id("digest", identity))]
 
 
-class ClusterTenants:
+class ClusterTenants(ClusterPart):
     def __init__(
         self,
         nodes: ClusterNodes,
@@ -1102,71 +907,56 @@ class ClusterTenants:
         queues: ClusterQueues,
         secrets: ClusterSecrets,
     ) -> None:
-        self._nodes = nodes
-        self._paths = nodes.paths
-        self._events = events
+        super().__init__(nodes, events)
         self._jobs = jobs
         self._queues = queues
         self._secrets = secrets
 
     def create(self, name: str) -> str:
-        """Make a tenant, and return the word for its secret file, which only this call tells."""
         self._nodes.check_session()
         if not is_tenant_name(name):
             raise UsageError(f"{name!r} cannot be the name of a tenant: {SHOWN}")
-        p, access, secret = self._paths, self._access, new_secret()
-        parent, jobs = self._nodes.read(exists(p.tenants), children(p.jobs))
-        if jobs is None:
-            raise self._nodes.unknown()
-        if parent is not None and parent.numChildren >= MAX_TENANTS:
+        p, access, secret = self._paths, self._nodes.access, new_secret()
+        jobs, others = self._nodes.names(p.jobs), self._nodes.names(p.tenants)
+        if len(others) >= MAX_TENANTS:
             raise UsageError(f"{self._nodes.what} has {MAX_TENANTS} tenants, and may have no more")
         if taken := sorted(job for job in jobs if tenant_of(job, {name})):
             raise UsageError(
                 f"{some(taken)} would belong to tenant {name}; delete them, or choose another name"
             )
-        own = tenant_access(p.name, name, secret)
-        identity = str(own.acl[0].id.id)
+        identity = str(tenant_access(p.name, name, secret).acl[0].id.id)
         key = signing_key(p.name, name, secret).encode()
         sealed = seal(self._key, name, key, os.urandom(NONCE_BYTES))
         event = self._events.new(ClusterEventKind.TENANT, f"tenant {name} was made")
-        about = TenantRecord(
-            identity, base64.b64encode(sealed).decode(), created_s=time.time(), by=event.by
-        )
+        sealed_key = base64.b64encode(sealed).decode()
+        stored = TenantRecord(identity, sealed_key, created_s=time.time(), by=event.by)
         reads, creates = readable(access, identity), readable(access, identity, create=True)
 
         def build(transaction: TransactionRequest) -> None:
-            if parent is None:  # a cluster of an earlier version of edl
-                transaction.create(p.tenants)
-            transaction.create(p.tenant(name), encode(about.to_json()))
+            transaction.create(p.tenant(name), encode(stored.to_json()))
             inbox = encode({"identity": str(access.acl[0].id.id)})
             transaction.create(p.inbox(name), inbox, acl=creates)
             for path in (p.responses(name), p.tenant_jobs(name), p.tenant_view(name)):
                 transaction.create(path, b"", acl=reads)
-            self._events.append_in(transaction, event)
 
         try:
-            self._nodes.session.transact(f"make tenant {name}", build)
+            self._events.transact(f"make tenant {name}", event, build)
         except Refused:
-            self._check_free(name)
+            taken_by = self._all().get(name)
+            if taken_by is not None and taken_by.revoked:
+                raise UsageError(
+                    f"{name!r} was a tenant of {self._nodes.what}, and is removed, but its inbox "
+                    "has nodes that cannot be removed; choose another name"
+                ) from None
+            if taken_by is not None:
+                raise UsageError(
+                    f"{self._nodes.what} has a tenant {name} already; `edl tenant delete {name}` "
+                    "and make it anew, if its secret is lost"
+                ) from None
             raise
         return secret_word(name, secret)
 
-    def _check_free(self, name: str) -> None:
-        """Raise a UsageError if there is a tenant `name`, or what is left of a removed one."""
-        about = self._all().get(name)
-        if about is not None and about.revoked:
-            raise UsageError(
-                f"{name!r} was a tenant of {self._nodes.what}, and is removed, but its inbox has "
-                "nodes that cannot be removed; choose another name"
-            )
-        if about is not None:
-            raise UsageError(
-                f"{self._nodes.what} has a tenant {name} already; `edl tenant delete {name}` and "
-                "make it anew, if its secret is lost"
-            )
-
     def names(self) -> tuple[str, ...]:
-        """Return the names of all tenants, sorted."""
         return tuple(self.records())
 
     def records(self, wake: OnChange = None) -> dict[str, TenantRecord]:
@@ -1174,25 +964,17 @@ class ClusterTenants:
         return {name: about for name, about in self._all(wake).items() if not about.revoked}
 
     def _all(self, wake: OnChange = None) -> dict[str, TenantRecord]:
-        """Return the records of all tenants by name, sorted, those of removed ones included."""
         names = sorted(self._nodes.read(children(self._paths.tenants, wake))[0] or ())
         paths = {name: self._paths.tenant(name) for name in names}
-        if not paths:
-            return {}
-        answers = self._nodes.read(*(get(path, wake) for path in paths.values()))
-        return {
-            name: record(TenantRecord, (path, answer[0]))
-            for (name, path), answer in zip(paths.items(), answers, strict=True)
-            if answer is not None
-        }
+        return self._nodes.records(TenantRecord, paths, wake)
 
-    def key(self, name: str, about: TenantRecord) -> str | None:
-        key = unseal(self._key, name, base64.b64decode(about.sealed))
+    def key(self, name: str, stored: TenantRecord) -> str | None:
+        key = unseal(self._key, name, base64.b64decode(stored.sealed))
         # None: it was sealed with another secret of the cluster.
         return None if key is None else key.decode()
 
-    def owner(self, name: str, about: TenantRecord) -> JobOwner:
-        return JobOwner(name, readable(self._access, about.identity))
+    def owner(self, name: str, stored: TenantRecord) -> JobOwner:
+        return JobOwner(name, readable(self._nodes.access, stored.identity))
 
     def delete(self, name: str) -> int:
         """Remove a tenant; return how many nodes of its inbox stay, and so its name taken."""
@@ -1204,33 +986,27 @@ class ClusterTenants:
             raise UsageError(f"{self._nodes.what} has no tenant {name!r}{has}")
         if not found[name].revoked:
             self._check_gone(name)
-            self._revoke(name, found[name])
+            p, revoked = self._paths, replace(found[name], revoked=True)
+            event = self._events.new(ClusterEventKind.TENANT, f"tenant {name} was removed")
+
+            def build(transaction: TransactionRequest) -> None:
+                transaction.set_data(p.tenant(name), encode(revoked.to_json()))
+                for path in (p.tenant_jobs(name), p.responses(name), p.tenant_view(name)):
+                    transaction.delete(path)  # without them no job of it can be submitted any more
+
+            try:
+                self._events.transact(f"remove tenant {name}", event, build)
+            except Refused as refused:
+                raise CoordinationError(
+                    f"tenant {name} was not removed: {refused}; try again"
+                ) from refused
         try:
             return self._clean(name)
         except NoNodeError:  # another process was faster
             return 0
 
-    def _revoke(self, name: str, about: TenantRecord) -> None:
-        """Mark a tenant, with the record `about`, as removed, and remove what it reads."""
-        p = self._paths
-        event = self._events.new(ClusterEventKind.TENANT, f"tenant {name} was removed")
-
-        def build(transaction: TransactionRequest) -> None:
-            transaction.set_data(p.tenant(name), encode(replace(about, revoked=True).to_json()))
-            for path in (p.tenant_jobs(name), p.responses(name), p.tenant_view(name)):
-                transaction.delete(path)  # without them no job of it can be submitted any more
-            self._events.append_in(transaction, event)
-
-        try:
-            self._nodes.session.transact(f"remove tenant {name}", build)
-        except Refused as refused:
-            raise CoordinationError(
-                f"tenant {name} was not removed: {refused}; try again"
-            ) from refused
-
     def _clean(self, name: str) -> int:
-        """Close the inbox of a removed tenant, and remove it as far as possible."""
-        inbox, access = self._paths.inbox(name), self._access
+        inbox, access = self._paths.inbox(name), self._nodes.access
         self._nodes.session.call(
             f"close the inbox of tenant {name}", lambda c: c.set_acls_async(inbox, access.acl)
         )
@@ -1258,7 +1034,6 @@ class ClusterTenants:
         self._nodes.session.transact(f"remove tenant {name}", build)
 
     def _check_gone(self, name: str) -> None:
-        """Raise a UsageError if the tenant `name` has jobs, ended ones included, or more."""
         # It can read the records and secrets of its jobs, and a later tenant of the name would have
         # its secrets.
         jobs = [job for job in self._jobs.list() if tenant_of(job.name, {name})]
@@ -1283,25 +1058,16 @@ class ClusterTenants:
             )
 
     @property
-    def _access(self) -> Access:
-        """The name and the secret of the cluster."""
-        access = self._nodes.session.access
-        assert access is not None
-        return access
-
-    @property
     def _key(self) -> str:
-        return derived(self._access.secret, "tenants", self._paths.name)
+        return derived(self._nodes.access.secret, "tenants", self._paths.name)
 
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """All that a plan needs of a cluster's nodes."""
-
     settings: ClusterRecord
     allocation: AllocationRecord  # the default before the first decision
     allocation_version: int  # which a write of it must name
-    jobs: tuple[StoredJob, ...]  # in the order of submission
+    jobs: tuple[JobView, ...]  # in the order of submission
     hosts: tuple[HostView, ...]  # by name, each with the version of its `assigned`
     leader: Mapping[str, Any]  # of the newest term, with its `term`; empty before the first
     secrets: frozenset[str] = frozenset()  # the names
@@ -1310,8 +1076,6 @@ class ClusterSnapshot:
 
 
 class ClusterStore:
-    """The nodes of one cluster in ZooKeeper, read and written as records."""
-
     # `on_change` runs on kazoo's connection thread, so it must not block.
 
     def __init__(self, nodes: ClusterNodes, by: str = "", on_change: OnChange = None) -> None:

@@ -10,9 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from dataclasses import replace
 
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import NodeExistsError
@@ -38,14 +36,13 @@ from edl.cluster.store import (
     ClusterStore,
     JobOwner,
     JobReader,
-    StoredJob,
     check_submission,
     signing_key,
     tenant_access,
     whole_acl,
 )
 from edl.cluster.tenants import TenantRequest, TenantResponses, TenantVerb, TenantView
-from edl.cluster.view import HostView, MeasuredThroughput
+from edl.cluster.view import HostView, JobView, MeasuredThroughput
 from edl.errors import AccessDenied, CoordinationError, UnknownCluster, UnknownJob, UsageError
 from edl.zookeeper.access import Access, new_secret
 from edl.zookeeper.events import OnUnreadable
@@ -54,19 +51,8 @@ from edl.zookeeper.reads import children, decode, encode, exists, get
 from edl.zookeeper.session import Refused, Session
 
 MAX_JOBS = 10_000  # in one cluster, the ended ones included; ZooKeeper has all in memory
-
 SMALL_BYTES = 4096  # of a manifest, as it is stored, that is taken in any case; most have 1,000
-
 SHARED_BYTES = 1 << 24  # of a manifest, divided by the number of jobs: at most 110 MB for all
-
-
-@dataclass(frozen=True)
-class _Ended:
-    """An ended job whose name a new job takes."""
-
-    version: int  # of its node `life`
-    # the path of the node of its key; empty: there is none any more
-    key: str
 
 
 def submit_job(
@@ -80,19 +66,15 @@ def submit_job(
         raise UsageError("the key is empty; choose a text that no other submission has")
     store.nodes.check_session()
     manifest = checked_manifest(manifest)
-    submission = _Submission(store, manifest, key if key is not None else uuid.uuid4().hex, owner)
+    key_path = store.paths.key(key if key is not None else uuid.uuid4().hex)
     answer_lost = False
     for _ in range(ATTEMPTS):
-        if submission.is_known():
+        if _is_known(store, manifest, key_path):
             return manifest.name
         try:
-            ended = submission.ended_one()
-            submission.check_secrets()
-            submission.check_queue()
-            submission.check_owner()
-            submission.write(ended)
+            _submit(store, manifest, key_path, owner)
         except Refused:
-            continue  # another process has submitted or removed a job of that name: look again
+            continue  # another process has submitted or removed a job of that name: read again
         except CoordinationError:
             if answer_lost:
                 raise
@@ -102,142 +84,112 @@ def submit_job(
     raise store.nodes.changed_too_often(store.paths.job(manifest.name))
 
 
-class _Submission:
-    """One submission of a job, which `submit_job` attempts until it has succeeded."""
+def _is_known(store: ClusterStore, manifest: JobManifest, key_path: str) -> bool:
+    answer = store.nodes.read(get(key_path))[0]
+    if answer is None:
+        return False
+    name = str(decode(key_path, answer[0])["job"])
+    path = store.paths.manifest(name)
+    stored = store.nodes.read(get(path))[0]
+    if stored is None:
+        return False  # it was removed meanwhile, and its key with it
+    if JobManifest.from_json(decode(path, stored[0])) != manifest:
+        raise UsageError(
+            f"job {name} was submitted with the same key and another manifest; choose another "
+            "key for another submission"
+        )
+    return True
 
-    def __init__(
-        self, store: ClusterStore, manifest: JobManifest, key: str, owner: JobOwner | None
-    ) -> None:
-        self._store = store
-        self._manifest = manifest
-        self._name = manifest.name
-        self._path = store.paths.job(manifest.name)
-        self._key = store.paths.key(key)
-        self._owner = owner
-        self._queue = ""  # the path of its node, in a cluster that has queues
 
-    def is_known(self) -> bool:
-        """Return whether the job was submitted with this key, and its records still exist."""
-        nodes, p = self._store.nodes, self._store.paths
-        answer = nodes.read(get(self._key))[0]
-        if answer is None:
-            return False
-        name = str(decode(self._key, answer[0])["job"])
-        manifest = nodes.read(get(p.manifest(name)))[0]
-        if manifest is None:
-            return False  # it was removed meanwhile, and its key with it
-        before = JobManifest.from_json(decode(p.manifest(name), manifest[0]))
-        if before != self._manifest:
-            raise UsageError(
-                f"job {name} was submitted with the same key and another manifest; choose another "
-                "key for another submission"
-            )
-        return True
-
-    def ended_one(self) -> _Ended | None:
-        """Return the ended job of the same name, which is replaced; None without a job."""
-        nodes, p = self._store.nodes, self._store.paths
-        jobs, old, life = nodes.read(exists(p.jobs), get(self._path), get(p.life(self._name)))
-        if jobs is None:
-            raise nodes.unknown()
-        self._check_size(jobs.numChildren)
-        if old is None or life is None:
-            if jobs.numChildren >= MAX_JOBS:
-                raise UsageError(
-                    f"{nodes.what} has {jobs.numChildren} jobs, and may have {MAX_JOBS}; wait "
-                    "until some have ended, or remove some with `edl delete`"
-                )
-            return None
-        key = f"{p.keys}/{decode(self._path, old[0]).get('key', '')}"
-        if key == self._key:  # another process has submitted it since
-            raise Refused(0, NodeExistsError(key))
-        state = JobLifecycle.from_json(content(p.life(self._name), life)).state
+def _submit(
+    store: ClusterStore, manifest: JobManifest, key_path: str, owner: JobOwner | None
+) -> None:
+    nodes, p, name = store.nodes, store.paths, manifest.name
+    path = p.job(name)
+    jobs, old, life = nodes.read(exists(p.jobs), get(path), get(p.life(name)))
+    if jobs is None:
+        raise nodes.unknown()
+    # So all manifests together leave room in the memory of ZooKeeper.
+    size = len(encode(manifest.to_json()))
+    most = max(SMALL_BYTES, SHARED_BYTES // (jobs.numChildren + 1))
+    if size > most:
+        raise UsageError(
+            f"the manifest of job {name} takes {size} bytes, and {nodes.what}, which has "
+            f"{jobs.numChildren} jobs, takes at most {most}; shorten it, or wait until some have "
+            "ended"
+        )
+    # An ended job of the same name is replaced.
+    is_again, old_key = old is not None and life is not None, ""
+    if is_again:
+        old_key = f"{p.keys}/{decode(path, old[0]).get('key', '')}"
+        if old_key == key_path:  # another process has submitted it since
+            raise Refused(0, NodeExistsError(old_key))
+        state = JobLifecycle.from_json(content(p.life(name), life)).state
         if state is not LifeState.ENDED:
             raise UsageError(
-                f"{nodes.what} has a job named {self._name!r} already, which is {state}; choose "
-                f"another name, or remove it with `edl delete {self._name}`"
+                f"{nodes.what} has a job named {name!r} already, which is {state}; choose "
+                f"another name, or remove it with `edl delete {name}`"
             )
-        return _Ended(life[1].version, key if nodes.read(exists(key))[0] else "")
-
-    def check_secrets(self) -> None:
-        """Raise a UsageError if the cluster has not got a secret for which the manifest asks."""
-        if not self._manifest.secrets:
-            return
-        secrets = self._store.secrets
-        known = secrets.names()
-        for name in self._manifest.secrets:
-            if name not in known:
-                asks = f", for which job {self._name} asks"
-                raise UsageError(secrets.unknown(name, known, asks))
-
-    def check_queue(self) -> None:
-        """Raise a UsageError if the cluster has queues, and none that the manifest names."""
-        queues, name = self._store.queues.records(), self._manifest.queue
-        self._queue = self._store.paths.queue(name) if queues else ""
-        if queues and name not in queues:
-            asks = f", which job {self._name} names"
-            raise UsageError(unknown_queue(self._store.nodes.what, name, queues, asks))
-
-    def check_owner(self) -> None:
-        """Raise a UsageError if the job has the name of a tenant's, and is none."""
-        tenant, dot, _ = self._name.partition(SEPARATOR)
-        if self._owner is not None or not dot or not is_tenant_name(tenant):
-            return
-        if self._store.nodes.read(exists(self._store.paths.tenant(tenant)))[0] is not None:
-            raise UsageError(
-                f"a job named {self._name!r} belongs to tenant {tenant}; submit it with the secret "
-                "of the tenant, or choose another name"
-            )
-
-    def _check_size(self, jobs: int) -> None:
-        """Raise a UsageError if the manifest is too large for a cluster that has so many `jobs`."""
-        # So all manifests together leave room in the memory of ZooKeeper.
-        size = len(encode(self._manifest.to_json()))
-        most = max(SMALL_BYTES, SHARED_BYTES // (jobs + 1))
-        if size > most:
-            raise UsageError(
-                f"the manifest of job {self._name} takes {size} bytes, and {self._store.nodes.what}"
-                f", which has {jobs} jobs, takes at most {most}; shorten it, or wait until some "
-                "have ended"
-            )
-
-    def write(self, ended: _Ended | None) -> None:
-        """Write the job and an event in one transaction."""
-        what = f"submit job {self._name}"
-        self._store.nodes.transact(what, partial(self._build, ended=ended))
-
-    def _build(self, transaction: TransactionRequest, ended: _Ended | None) -> None:
-        """Add to `transaction` the writes of the key, the job's nodes and an event."""
-        p, name = self._store.paths, self._name
-        about = encode({"key": self._key.rpartition("/")[2]})
-        contents: Sequence[tuple[str, Any]] = (
-            (p.manifest(name), self._manifest.to_json()),
-            (p.wanted(name), Wanted(priority=self._manifest.priority).to_json()),
+        if nodes.read(exists(old_key))[0] is None:
+            old_key = ""
+    elif jobs.numChildren >= MAX_JOBS:
+        raise UsageError(
+            f"{nodes.what} has {jobs.numChildren} jobs, and may have {MAX_JOBS}; wait "
+            "until some have ended, or remove some with `edl delete`"
         )
-        if self._queue:
-            transaction.check(self._queue, -1)  # nobody has deleted it meanwhile
-        transaction.create(self._key, encode({"job": name}))
-        owner = self._owner
+    queue = _checked_queue(store, manifest, owner)
+
+    def build(transaction: TransactionRequest) -> None:
+        if queue:
+            transaction.check(queue, -1)  # nobody has deleted it meanwhile
+        transaction.create(key_path, encode({"job": name}))
+        data = encode({"key": key_path.rpartition("/")[2]})
         acl = None if owner is None else owner.acl
-        if ended is None:
-            transaction.create(self._path, about, acl=acl)
+        if is_again:
+            transaction.delete(p.life(name), life[1].version)
+            transaction.delete(p.wanted(name))
+            transaction.delete(p.manifest(name))
+            transaction.set_data(path, data)
+            if old_key:
+                transaction.delete(old_key)
+        else:
+            transaction.create(path, data, acl=acl)
             if owner is not None:
                 transaction.create(p.secret(name), encode({"secret": new_secret()}), acl=acl)
                 transaction.create(p.tenant_job(owner.tenant, name), b"", acl=acl)
-        else:
-            transaction.delete(p.life(name), ended.version)
-            transaction.delete(p.wanted(name))
-            transaction.delete(p.manifest(name))
-            transaction.set_data(self._path, about)
-            if ended.key:
-                transaction.delete(ended.key)
-        for path, values in contents:
-            transaction.create(path, encode(values), acl=acl)
+        transaction.create(p.manifest(name), encode(manifest.to_json()), acl=acl)
+        wanted = Wanted(priority=manifest.priority)
+        transaction.create(p.wanted(name), encode(wanted.to_json()), acl=acl)
         transaction.create(p.life(name), b"", acl=acl)
-        again = " again" if ended else ""
-        reason = f"job {name} was submitted{again}, for {self._manifest.allowed_sizes}"
-        event = self._store.events.new(ClusterEventKind.SUBMITTED, reason, job=name)
-        self._store.events.append_in(transaction, event)
+
+    again = " again" if is_again else ""
+    reason = f"job {name} was submitted{again}, for {manifest.allowed_sizes}"
+    event = store.events.new(ClusterEventKind.SUBMITTED, reason, job=name)
+    store.events.transact(f"submit job {name}", event, build)
+
+
+def _checked_queue(store: ClusterStore, manifest: JobManifest, owner: JobOwner | None) -> str:
+    """Check the names that the manifest uses; return the path of its queue, "" without queues."""
+    nodes, p, name = store.nodes, store.paths, manifest.name
+    if manifest.secrets:
+        known = store.secrets.names()
+        for secret in manifest.secrets:
+            if secret not in known:
+                asks = f", for which job {name} asks"
+                raise UsageError(store.secrets.unknown(secret, known, asks))
+    queues = store.queues.records()
+    if queues and manifest.queue not in queues:
+        asks = f", which job {name} names"
+        raise UsageError(unknown_queue(nodes.what, manifest.queue, queues, asks))
+    tenant, dot, _ = name.partition(SEPARATOR)
+    if owner is None and dot and is_tenant_name(tenant):
+        is_tenants = nodes.read(exists(p.tenant(tenant)))[0] is not None
+        if is_tenants:
+            raise UsageError(
+                f"a job named {name!r} belongs to tenant {tenant}; submit it with the secret "
+                "of the tenant, or choose another name"
+            )
+    return p.queue(manifest.queue) if queues else ""
 
 
 # ------------------------------------------------------------
@@ -248,8 +200,7 @@ class _Submission:
 
 
 ANSWER_S = 10.0  # that a request waits for the leader's answer
-
-LOOK_S = 0.05  # between two looks for the answer
+POLL_S = 0.05  # between two polls for the answer
 
 
 class TenantNodes(ClusterNodes):
@@ -260,19 +211,16 @@ class TenantNodes(ClusterNodes):
         self.tenant = tenant
 
     def view(self) -> TenantView:
-        """Read and return what the leader tells the tenant."""
         path = self.paths.tenant_view(self.tenant)
         return TenantView.from_json(content(path, self.read(get(path))[0]))
 
-    def check_administrator(self, what: str) -> None:
-        """Raise the error that only the administrator may do `what`."""
+    def check_administrator(self, action: str) -> None:
         raise UsageError(
-            f"tenant {self.tenant} may not {what}; that needs the secret of the cluster, which its "
-            "administrator has"
+            f"tenant {self.tenant} may not {action}; that needs the secret of the cluster, which "
+            "its administrator has"
         )
 
     def check_session(self) -> None:
-        """Raise the error that only the administrator may do this."""
         raise UsageError(
             f"tenant {self.tenant} may not do this; it needs the secret of {self.what}, which its "
             "administrator has"
@@ -291,11 +239,10 @@ class TenantJobs(ClusterJobs):
 
     # --- reading
 
-    def list(self) -> tuple[StoredJob, ...]:
-        """Read the jobs of the tenant, and return them in the order of submission."""
+    def list(self) -> tuple[JobView, ...]:
         return self._reader.read(self._names())
 
-    def get(self, name: str) -> StoredJob:
+    def get(self, name: str) -> JobView:
         """Read the tenant's job called `name`, with or without the name of the tenant before it."""
         full, names = self.full_name(name), self._names()
         found = self._reader.read([full]) if full in names else ()
@@ -304,19 +251,16 @@ class TenantJobs(ClusterJobs):
         return found[0]
 
     def has(self, name: str) -> bool:
-        """Return whether the tenant has a job called `name`, also an ended one."""
         return self.full_name(name) in self._names()
 
     def full_name(self, job: str) -> str:
         return own_name(self._tenant, job)
 
     def log_access(self, job: str) -> Access:
-        """Return the job and its secret, which sign requests for the logs of the job."""
         name = self.full_name(job)
         return Access(name, self.secret(name) or "")
 
     def secret(self, job: str) -> str | None:
-        """Return the secret of the runs of `job`."""
         return super().secret(self.full_name(job))
 
     def secrets_and_measured(
@@ -332,7 +276,6 @@ class TenantJobs(ClusterJobs):
     # --- asking
 
     def submit(self, manifest: JobManifest, key: str | None = None) -> str:
-        """Ask the leader to submit a job, and return the full name of the job."""
         if key is not None and not key.strip():
             raise UsageError("the key is empty; choose a text that no other submission has")
         asked = checked_manifest(manifest).to_json()
@@ -340,7 +283,6 @@ class TenantJobs(ClusterJobs):
         return self._ask(request)
 
     def change_wanted(self, job: str, change: Callable[[Wanted], Wanted]) -> Wanted:
-        """Ask the leader to change what is wanted of `job`; return what is wanted then."""
         stored = self.get(job)
         before, after = stored.wanted, change(stored.wanted)
         request = TenantRequest(
@@ -355,7 +297,6 @@ class TenantJobs(ClusterJobs):
         return self.get(stored.name).wanted
 
     def delete(self, job: str, submitted_s: float | None = None) -> Wanted:
-        """Ask the leader to delete `job`; return what is wanted of it then."""
         stored = self.get(job)
         if submitted_s is not None:
             check_submission(stored, submitted_s)
@@ -392,7 +333,7 @@ class TenantJobs(ClusterJobs):
                 raise UsageError(found.refused)
             if found is not None:
                 return found.job
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         raise CoordinationError(
             f"no controller of cluster {cluster} has answered for {ANSWER_S:g} s; the request is "
             "in ZooKeeper, and will be carried out when one leads"
@@ -400,30 +341,20 @@ class TenantJobs(ClusterJobs):
 
 
 class TenantHosts(ClusterHosts):
-    """The hosts of a cluster as a tenant sees them."""
-
-    def __init__(self, nodes: TenantNodes, events: ClusterEvents) -> None:
-        super().__init__(nodes, events)
-        self._view = nodes.view
+    _nodes: TenantNodes
 
     def list(self) -> tuple[HostView, ...]:
-        """Return the hosts that serve logs, with nothing but their names and addresses."""
         return tuple(
             HostView(name, HostOffer(0, address=address, port=port))
-            for name, (address, port) in sorted(self._view().hosts.items())
+            for name, (address, port) in sorted(self._nodes.view().hosts.items())
         )
 
 
 class TenantLeader(ClusterLeader):
-    """A reader of the reasons that the leader of a cluster gives for the jobs of one tenant."""
-
-    def __init__(self, nodes: TenantNodes) -> None:
-        super().__init__(nodes)
-        self._view = nodes.view
+    _nodes: TenantNodes
 
     def reasons(self) -> JobReasons:
-        """Return what the leader says of the tenant's jobs."""
-        view = self._view()
+        view = self._nodes.view()
         return JobReasons(view.at_s, view.reasons, view.surplus)
 
 
@@ -451,7 +382,6 @@ class TenantStore(ClusterStore):
 def open_tenant_store(
     session: Session, cluster: str | None, tenant: str, secret: str
 ) -> TenantStore:
-    """Prove the secret of a tenant in `session`, and return what the tenant may read and ask."""
     names = cluster_names(session)
     if cluster is not None and cluster not in names:
         raise UnknownCluster(cluster, names)

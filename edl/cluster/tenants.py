@@ -1,11 +1,8 @@
 """Decide what a tenant may ask of a cluster, and whether a request is its own and new.
 
 A tenant is a user, or a team, who may submit, see and steer own jobs only (docs/adr/0027). Its
-requests reach the leader in an inbox that only the tenant can write. :func:`refusal` says why a
-request is not carried out, :func:`own_manifest` what is submitted.
-
-- The names of a tenant's jobs and secrets begin with its own: ``ann.digits``.
-- A request is signed with a key that is never sent, and accepted once.
+requests reach the leader in an inbox that only the tenant can write. The names of its jobs and
+secrets begin with its own: ``ann.digits``. A request is signed with a key that is never sent.
 """
 
 from __future__ import annotations
@@ -25,21 +22,13 @@ from edl.errors import UsageError, some
 from edl.record import Record
 
 RESPONSES_KEPT = 500  # of each tenant, the newest
-
 MAX_TENANTS = 1000  # of a cluster
-
 MAX_JOBS = 2000  # of a tenant, those that have ended included
-
 MAX_REQUEST_BYTES = 1 << 18  # of a request, as it is stored and as JSON
-
 MAX_A_MINUTE = 120  # requests of a tenant: by them alone it takes an hour to fill the log
-
-_MINUTE_S = 60.0
-
+MINUTE_S = 60.0
 MAX_TEXT = 500  # characters of why a request was refused, and of an event about one
-
 _MAX_ID, _MAX_JOB = 64, 128  # characters; the job may be wrong, and is then quoted
-
 _NUMBERED = re.compile(r"r-([0-9]{10})")  # as ZooKeeper numbers the nodes of an inbox
 
 
@@ -59,9 +48,7 @@ class TenantRecord(Record):
     sealed: str  # the key of its signatures, sealed with a key of the cluster, in base 64
     created_s: float = 0.0  # when it was made, in seconds since 1970
     by: str = ""  # the user and the machine that have made it
-    # whether the tenant was removed; the record stays while its inbox has what nobody but that
-    # tenant can remove
-    revoked: bool = False
+    revoked: bool = False  # the record stays while its inbox has what others cannot remove
 
 
 @dataclass(frozen=True)
@@ -71,22 +58,18 @@ class TenantRequest(Record):
     id: str  # a random text that no other request has
     verb: TenantVerb  # what is asked for
     after: int = -1  # the number of the newest response that the tenant knew; -1: it knew none
-    # the name of the job, with that of the tenant; of a submission it is in the manifest
-    job: str = ""
+    job: str = ""  # with that of the tenant; of a submission it is in the manifest
     goal: Goal | None = None  # the new goal of the job; None: it stays
     priority: int | None = None  # the new priority of the job; None: it stays
     manifest: Mapping[str, Any] = field(default_factory=dict)  # what is submitted
     key: str = ""  # names the submission: the same key again is the same job
-    # when the job that is to be deleted was submitted, in seconds since 1970; None: whichever job
-    # has the name
-    submitted_s: float | None = None
+    submitted_s: float | None = None  # of the job to delete; None: whichever has the name
     signature: str = ""  # the HMAC-SHA256 of all of it, in hexadecimal
 
     def signed(self, key: str, tenant: str) -> TenantRequest:
         return replace(self, signature=self._mac(key, tenant))
 
     def is_signed(self, key: str, tenant: str) -> bool:
-        """Return whether the signature is that of `tenant`, by `key`, of just this request."""
         given = self.signature.encode(errors="backslashreplace")  # JSON may have lone surrogates
         return hmac.compare_digest(given, self._mac(key, tenant).encode())
 
@@ -98,8 +81,6 @@ class TenantRequest(Record):
 
 @dataclass(frozen=True)
 class TenantResponse(Record):
-    """The leader's response to a request of a tenant."""
-
     # the number of the response. The leader counts them, so that it depends on no name of a node in
     # the inbox: whoever may create one there can choose that name.
     number: int
@@ -138,12 +119,9 @@ class TenantView(Record):
     """What the leader tells a tenant beside the nodes of its jobs, at the node `view`."""
 
     at_s: float = 0.0  # when the plan was made that the reasons are from, in seconds since 1970
-    # job -> why it has what it has, or why it waits
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    # job -> how many of its slots are beyond the quota of its queue
-    surplus: Mapping[str, int] = field(default_factory=dict)
-    # host -> (address, port) at which the logs of its jobs are served
-    hosts: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)  # by job
+    surplus: Mapping[str, int] = field(default_factory=dict)  # job -> slots beyond the quota
+    hosts: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # by host, for logs
 
 
 @dataclass(frozen=True)
@@ -156,17 +134,11 @@ class RequestRate:
 
     def at(self, now_s: float) -> RequestRate:
         """Return the rate at the time `now_s`: a new minute begins when the last one is over."""
-        return self if 0.0 <= now_s - self.began_s < _MINUTE_S else RequestRate(now_s)
+        return self if 0.0 <= now_s - self.began_s < MINUTE_S else RequestRate(now_s)
 
     @property
     def is_reached(self) -> bool:
-        """Whether the tenant may have nothing more carried out in this minute."""
         return self.count >= MAX_A_MINUTE
-
-    @property
-    def ends_s(self) -> float:
-        """When the minute ends, in seconds since 1970."""
-        return self.began_s + _MINUTE_S
 
 
 # --- decisions
@@ -202,7 +174,9 @@ def refusal(tenant: str, request: TenantRequest, responses: TenantResponses, key
         return "the request was answered before"
     if request.after < responses.forgotten:
         return "the request is older than the responses that are kept; ask again"
-    if len(request.key) > MAX_TEXT or not _is_text(request.key):
+    # JSON may have lone surrogates, which have no encoding.
+    is_text = not any("\ud800" <= one <= "\udfff" for one in request.key)
+    if len(request.key) > MAX_TEXT or not is_text:
         return f"the key must be a text of at most {MAX_TEXT} characters"
     if request.verb is not TenantVerb.SUBMIT and own_name(tenant, request.job) != request.job:
         return f"{request.job} is no job of tenant {tenant}"
@@ -211,11 +185,6 @@ def refusal(tenant: str, request: TenantRequest, responses: TenantResponses, key
     if request.priority is not None and abs(request.priority) > MAX_PRIORITY:
         return f"the priority must lie between -{MAX_PRIORITY} and {MAX_PRIORITY}"
     return ""
-
-
-def _is_text(value: str) -> bool:
-    # JSON may have lone surrogates, which have no encoding.
-    return not any("\ud800" <= one <= "\udfff" for one in value)
 
 
 def own_manifest(

@@ -9,7 +9,6 @@ that checks the version of ``assigned``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,6 +25,7 @@ from edl.cluster.lifecycle import (
 from edl.cluster.manifest import JobManifest
 from edl.cluster.records import (
     FORMAT,
+    LACKS,
     AllocationRecord,
     ClusterRecord,
     Goal,
@@ -41,14 +41,13 @@ from edl.cluster.records import (
     Wanted,
     tenant_of,
 )
-from edl.errors import some
 from edl.policy.observation import alike
 from edl.policy.scaling_profile import ScalingProfile
 from edl.policy.step_time import StepTimeSample
 from edl.record import Record
 from edl.records import Assigned, Desired, Generation, Host, Job, JobState, TrainingStatus
 from edl.step.batching import Batching
-from edl.text import printable, verb
+from edl.text import printable
 
 # ------------------------------------------------------------
 # Move times of a cluster's records that lie ahead of the leader's clock to the present.
@@ -126,128 +125,21 @@ def _right(now_s: float, times: Mapping[str, float]) -> Mapping[str, float]:
     return {name: min(at_s, now_s) for name, at_s in times.items()}
 
 
-# ------------------------------------------------------------
-# Know which hosts have the files that a job needs, before it gets a slot there.
-#
-# The leader writes paths into a host's assignment (`path_questions`), and the host says in its
-# report which of them are there. A job gets no new slots on a host that lacks one of its paths, or
-# has not said yet whether it is there.
-
-
-PATHS_NAMED = 2  # in one sentence
-
-MAX_BYTES = 200_000  # of all paths of a question; ZooKeeper holds 1 MB in a node
-
-_OF_A_CHARACTER = 12  # at most, in JSON: two escapes
-
-
-@dataclass(frozen=True)
-class PathCheck:
-    """What the hosts that offer slots have said of the paths that a job needs."""
-
-    # host -> the first path that it does not have, as the job names it
-    lacking: Mapping[str, str] = field(default_factory=dict)
-    # host -> the first path that it has not looked for yet
-    unknown: Mapping[str, str] = field(default_factory=dict)
-
-    def allows(self, host: str) -> bool:
-        """Return whether `host` is not known to lack anything, and has said so."""
-        return host not in self.lacking and host not in self.unknown
-
-    @property
-    def lacks(self) -> str:
-        """A clause that says which hosts lack what; empty if none does."""
-        return _clause(self.lacking, "lacks", "lack", "")
-
-    @property
-    def told(self) -> str:
-        """A clause that says which hosts lack what, or have not looked for it yet."""
-        unknown = _clause(self.unknown, "has", "have", "not looked yet for ")
-        return "; ".join(one for one in (self.lacks, unknown) if one)
-
-
-NOTHING_NEEDED = PathCheck()
-
-
-class PathChecks:
-    """The answers of all hosts of a cluster about paths."""
-
-    def __init__(self, hosts: Sequence[HostView]) -> None:
-        self._hosts = [host for host in hosts if host.offer is not None]
-        self._kept: dict[tuple[object, object], PathCheck] = {}
-
-    def of(self, job: JobManifest) -> PathCheck:
-        """Return what the hosts have said of the paths of `job`; many jobs have the same."""
-        if not job.required_paths:
-            return NOTHING_NEEDED
-        key = tuple(job.required_paths), tuple(job.labels.items())
-        if key in self._kept:
-            return self._kept[key]
-        lacking: dict[str, str] = {}
-        unknown: dict[str, str] = {}
-        for host in self._hosts:
-            labels = host.offer.labels if host.offer is not None else {}
-            if any(labels.get(key) != value for key, value in job.labels.items()):
-                continue
-            said = host.report.paths if host.report is not None else {}
-            for path, what in job.required_paths.items():
-                if said.get(path) is False:
-                    lacking.setdefault(host.name, what)
-                elif path not in said:
-                    unknown.setdefault(host.name, what)
-        unknown = {host: what for host, what in unknown.items() if host not in lacking}
-        self._kept[key] = found = PathCheck(lacking, unknown)
-        return found
-
-
-def path_bytes(paths: Iterable[str]) -> int:
-    """Return how many bytes `paths` have in the record with which a host is asked for them."""
-    return sum(len(json.dumps(path)) + 1 for path in paths)  # with a comma
-
-
-def too_long_for_a_question(paths: Collection[str]) -> str:
-    """Return why no host can be asked for all `paths`, as a clause; empty: it can."""
-    if _OF_A_CHARACTER * sum(map(len, paths)) + 3 * len(paths) <= MAX_BYTES:
-        return ""
-    size = path_bytes(paths)
-    if size <= MAX_BYTES:
-        return ""
-    return f"its cwd, venv and data have {size} bytes, and hosts are asked for {MAX_BYTES} at most"
-
-
-def _clause(found: Mapping[str, str], one: str, many: str, between: str) -> str:
-    """Return a clause that names the hosts of `found` with what is wrong there."""
-    hosts: dict[str, list[str]] = {}
-    for host in sorted(found):
-        hosts.setdefault(found[host], []).append(host)
-    clauses = [
-        f"{some(names)} {verb(len(names), one, many)} {between}{what}"
-        for what, names in list(hosts.items())[:PATHS_NAMED]
-    ]
-    return "; ".join(clauses)
-
-
 FIRST_STEP = 1.25  # of the time for the first workers: until their ring has trained a step
 
-Devices = Mapping[str, tuple[int, ...]]
-
-"""Host -> the numbers of devices there, sorted."""
+Devices = Mapping[str, tuple[int, ...]]  # host -> the numbers of devices there, sorted
 
 
 @dataclass(frozen=True)
 class AgentView:
-    """The record of one agent of a run (`Host`), as far as a plan needs it."""
-
     devices: frozenset[int] = frozenset()  # the devices on which the agent may start workers
     busy: frozenset[int] = frozenset()  # the devices that living processes use
     leaving: bool = False  # whether the agent was asked to leave the job
     disabled: int = 0  # the number of slots in which it starts no worker any more
-    # the number of other slots in which workers end as they start, again and again
-    failing: int = 0
+    failing: int = 0  # other slots in which workers end as they start, again and again
     why: str = ""  # why, of one of these slots
 
     def is_useless(self, slots: int) -> bool:
-        """Return whether no worker can live in any of `slots` slots."""
         return 0 < slots <= self.disabled + self.failing
 
 
@@ -260,21 +152,15 @@ class RunView:
     reason: str = ""  # why the job is in that state
     exit_code: int = 0  # the exit code in the job's record
     trains: bool = False  # whether a ring of the run has trained a step
-    # the devices of each host that the run may use, by its record `assigned`
-    devices: Devices = field(default_factory=dict)
+    devices: Devices = field(default_factory=dict)  # that the run may use, by host
     version: int = 0  # the version of that record
-    # host -> the record of the run's agent there; a host without one is not in it
-    agents: Mapping[str, AgentView] = field(default_factory=dict)
-    # the global batch that the run was told to train with, in samples; None: it was told nothing
-    batch: int | None = None
-    # host -> the number of workers that the run is to have there, by that record; None: one for
-    # each device
-    workers: Mapping[str, int] | None = None
+    agents: Mapping[str, AgentView] = field(default_factory=dict)  # by host, of the run
+    batch: int | None = None  # the global batch that it was told to use; None: none
+    workers: Mapping[str, int] | None = None  # by host; None: one for each device
     saves: bool = True  # whether it saves checkpoints; a run that trains has saved its first one
 
     @property
     def lacks_workers(self) -> bool:
-        """Whether the run is to have fewer workers on a host than it may use devices there."""
         if self.workers is None:
             return False
         here = [(h, one.disabled) for h, one in self.agents.items() if not one.leaving]
@@ -285,12 +171,10 @@ class RunView:
         )
 
     def busy(self, host: str) -> frozenset[int]:
-        """Return the devices of `host` that processes of the run use, by its agent's record."""
         agent = self.agents.get(host)
         return agent.busy if agent else frozenset()
 
     def uses(self, host: str, device: int) -> bool:
-        """Return whether the run may still use `device` of `host`, as far as is known."""
         agent = self.agents.get(host)
         # Silence frees nothing: without its agent's record the run may still use the device.
         if agent is None or device in self.devices.get(host, ()):
@@ -302,43 +186,34 @@ class RunView:
 class JobMeasurements:
     """Speed and length of a job's training: measured in this run, in a former one, or supplied."""
 
-    # the measured step times; each combination of workers, hosts and batch once
-    steps: tuple[StepTimeSample, ...] = ()
+    steps: tuple[StepTimeSample, ...] = ()  # each combination of workers, hosts and batch once
     # the throughput in samples a second, by number of workers: a profile of the job, or what a
     # former run of the same name measured. It counts where `steps` has nothing.
     curve: Mapping[int, float] = field(default_factory=dict)
     left: float | None = None  # the number of samples to train until the end; None: not known
     done_steps: int = 0  # the number of complete steps
     global_batch: int = 0  # the samples of a step now; 0: not known
-    # the noise scale of the gradients, in samples; None: not known
-    noise_scale: float | None = None
-    # the sizes of the batches as the script gives them; None: not known
-    batching: Batching | None = None
+    noise_scale: float | None = None  # of the gradients, in samples; None: not known
+    batching: Batching | None = None  # as the script gives them; None: not known
 
 
 @dataclass(frozen=True)
 class JobView:
-    """One job of the cluster, as the leader has read it."""
-
     name: str
-    # the place in the order of submission; no other submission, of whatever name, has it (the
-    # `czxid` of the manifest's node)
-    order: int
+    order: int  # in the order of submission (`czxid` of the manifest); never the same twice
     manifest: JobManifest  # what was submitted
-    # when the job was submitted, in seconds since 1970; 0: at the time of the plan
-    submitted_s: float = 0.0
+    submitted_s: float = 0.0  # in seconds since 1970; 0: at the time of the plan
     wanted: Wanted = field(default_factory=Wanted)  # what users want of the job
-    # the job's state and history as the leader has recorded them; the default: none yet
-    life: JobLifecycle = field(default_factory=JobLifecycle)
+    life: JobLifecycle = field(default_factory=JobLifecycle)  # the default: none yet
     run: RunView | None = None  # the run that the job's own node has; None: there is no such node
-    # what is known of its training
-    measured: JobMeasurements = field(default_factory=JobMeasurements)
+    measured: JobMeasurements = field(default_factory=JobMeasurements)  # of its training
     # why the records of its run cannot be read, in a sentence; empty: they can. Then `run` is what
     # its hosts have for it.
     unreadable: str = ""
     # whether that is so only because its run was not read now; then nothing is taken from it for
     # what its records do not show
     is_unread: bool = False
+    life_version: int = 0  # of the node `life`, which a write must name
 
     @property
     def present_run(self) -> RunView | None:
@@ -353,13 +228,11 @@ class JobView:
 
     @property
     def run_is_foreign(self) -> bool:
-        """Whether somebody has started an ordinary job of the same name, which is not over."""
         run = self.run
         return run is not None and not run.state.over and not is_token_of(run.token, self.order)
 
     @property
     def wants_slots(self) -> bool:
-        """Whether a user wants the job to run, and it is neither halted nor ended."""
         state = self.life.state
         return self.wanted.goal is Goal.RUN and state not in (LifeState.HALTED, LifeState.ENDED)
 
@@ -377,29 +250,22 @@ class JobView:
 
     @property
     def min_slots(self) -> int:
-        """The smallest number of slots with which the job may train, by its manifest."""
         sizes = self.manifest.allowed_sizes
         return sizes.above(sizes.min_np) or sizes.min_np
 
 
 @dataclass(frozen=True)
 class HostView:
-    """One host of the cluster, as the leader has read it."""
-
     name: str
     offer: HostOffer | None = None  # what it offers; None: it offers nothing now
     drained: bool = False  # whether a user wants no slots of jobs on it
-    # what the leader has assigned there
-    assigned: HostAssignment = field(default_factory=HostAssignment)
+    assigned: HostAssignment = field(default_factory=HostAssignment)  # by the leader
     version: int = -1  # the version of the node `assigned` of the host; -1: there is no such node
-    # what lives there, as `edl host` has written; None: it never has
-    report: HostReport | None = None
-    # whether the engine that lends the host still does; True, too, of a host that is not lent
-    lease_holds: bool = True
+    report: HostReport | None = None  # of `edl host`; None: it never has
+    lease_holds: bool = True  # whether the engine that lends it, if any, still does
 
     @property
     def takes_slots(self) -> bool:
-        """Whether the host offers slots, is to keep them, and writes records of this format."""
         offer = self.offer
         if offer is None or self.drained or offer.leaves or not self.lease_holds:
             return False
@@ -413,7 +279,6 @@ class HostView:
         return self.offer is None and silent_s > 0 and now_s - silent_s >= after_s
 
     def reports_none(self, job: str) -> bool:
-        """Return whether the host offers slots, and reports no living process of `job`."""
         # A report about an older assignment may be from before `edl host` knew of the run.
         if self.offer is None or self.report is None or self.report.version < self.version:
             return False
@@ -422,7 +287,6 @@ class HostView:
         return found is None or not found.lives
 
     def reports_no_start(self, job: str, run: str) -> bool:
-        """Return whether the host reports why it has no agent of a run, and offers slots."""
         found = self.report.jobs.get(job) if self.offer is not None and self.report else None
         if found is None or found.run != run or found.lives:
             return False
@@ -435,7 +299,6 @@ class HostView:
         return found.reason or "its agent ends at once" if found is not None and refused else ""
 
     def reports_end(self, job: str) -> bool:
-        """Return whether the host reports that no process lives of a run that ended there."""
         entry, report = self.assigned.jobs.get(job), self.report
         # A report about an older assignment does not know that the run ends.
         if entry is None or not entry.ends or report is None or report.version < entry.ends:
@@ -446,19 +309,13 @@ class HostView:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """All that a plan is made of, but for the time and the policy."""
-
     jobs: Sequence[JobView]  # the jobs, in the order of submission
-    # the hosts, in the order of their names; also those that offer nothing
-    hosts: Sequence[HostView]
+    hosts: Sequence[HostView]  # by name; also those that offer nothing
     settings: ClusterRecord = field(default_factory=ClusterRecord)  # how the cluster decides
-    # the policy's last decision
-    allocation: AllocationRecord = field(default_factory=AllocationRecord)
+    allocation: AllocationRecord = field(default_factory=AllocationRecord)  # of the policy
     secrets: Collection[str] = ()  # the names of the secrets that users have given to the cluster
-    # the queues by name; empty: the cluster has none, and all jobs share its slots
-    queues: Mapping[str, QueueRecord] = field(default_factory=dict)
-    # how the cluster gets more hosts, as the end of a sentence for people
-    more_hosts: str = "add hosts with `edl host`"
+    queues: Mapping[str, QueueRecord] = field(default_factory=dict)  # by name; or all jobs share
+    more_hosts: str = "add hosts with `edl host`"  # the end of a sentence for people
     # path -> the host that an engine had lent, and that did not have it, as the subject of a
     # sentence. For now no host is borrowed for jobs that need the path.
     missing_paths: Mapping[str, str] = field(default_factory=dict)
@@ -466,21 +323,28 @@ class ClusterView:
 
     @cached_property
     def by_name(self) -> Mapping[str, JobView]:
-        """The jobs of the cluster by name, in the order of submission."""
         return {job.name: job for job in self.jobs}
 
     @cached_property
-    def path_checks(self) -> PathChecks:
-        """What the hosts have said of the paths that jobs need."""
-        return PathChecks(self.hosts)
+    def _lent_lack(self) -> Mapping[tuple[str, int], Mapping[str, str]]:
+        found: dict[tuple[str, int], dict[str, str]] = {}
+        for host in self.hosts:
+            if host.offer is not None and host.offer.lease:
+                for job, one in host.assigned.failures.items():
+                    if one.reason.startswith(LACKS):
+                        what = one.reason.removeprefix(LACKS)
+                        found.setdefault((job, one.order), {}).setdefault(what, host.name)
+        return found
+
+    def lacking_on_lent(self, job: JobView) -> Mapping[str, str]:
+        """Return what `job` needs and did not find on lent hosts where it was to start: -> host."""
+        return self._lent_lack.get((job.name, job.order), {})
 
     @cached_property
     def host_named(self) -> Mapping[str, HostView]:
-        """The hosts of the cluster by name, also those that offer nothing now."""
         return {host.name: host for host in self.hosts}
 
     def is_closed_to(self, host: str, job: str) -> bool:
-        """Return whether `job` is a tenant's, and `host` names no user for that tenant."""
         tenant, offer = tenant_of(job, self.tenants), self.host_named[host].offer
         return bool(tenant) and (offer is None or not {tenant, ""} & set(offer.tenants))
 
@@ -501,20 +365,16 @@ class ClusterView:
 
 
 FAILED_S = 300.0  # for so long a job that could not start on a host gets no slots there
-
 FAILED_JOBS = 3  # so many different jobs that could not start take a host out
 
 
 class DeviceTable:
-    """The devices of all hosts, and the run that each belongs to."""
-
     def __init__(self, hosts: Sequence[HostView], now_s: float) -> None:
         self.hosts = {host.name: host for host in hosts}
         self.now_s = now_s
         records = {host.name: assignment_by(now_s, host.assigned) for host in hosts}
         self._jobs = {name: dict(record.jobs) for name, record in records.items()}
         self._silent_s = {name: record.silent_s for name, record in records.items()}
-        self._paths = {host.name: host.assigned.paths for host in hosts}
         self._failures = {
             name: {k: v for k, v in one.failures.items() if now_s - v.at_s < FAILED_S}
             for name, one in records.items()
@@ -530,11 +390,9 @@ class DeviceTable:
     # --- what is so
 
     def of_job(self, job: str) -> dict[str, JobAssignment]:
-        """Return the run and devices of `job` on each host, also those of its former runs."""
         return {host: self._jobs[host][job] for host in sorted(self._hosts_of.get(job, ()))}
 
     def entries(self, job: str, run: str) -> dict[str, JobAssignment]:
-        """Return the devices of one run by host, without hosts where the run was told to end."""
         return {
             host: entry
             for host, entry in self.of_job(job).items()
@@ -548,12 +406,10 @@ class DeviceTable:
                 yield host, job, entry
 
     def blocked(self, job: str, run: str) -> set[str]:
-        """Return the hosts on which another run of `job`, or one told to end, still has devices."""
         entries = self.of_job(job).items()
         return {host for host, entry in entries if entry.run != run or entry.ends}
 
     def free(self, host: str) -> list[int]:
-        """Return the devices of `host` that belong to no run and may be given, ascending."""
         view = self.hosts.get(host)
         if view is None or view.offer is None or not view.takes_slots:
             return []
@@ -561,7 +417,6 @@ class DeviceTable:
         return sorted(set(view.offer.numbers) - taken)
 
     def stuck(self, host: str, after_s: float) -> int:
-        """Return how many devices of `host` should have been given back `after_s` seconds ago."""
         offer = self.hosts[host].offer
         late = [e for e in self._jobs[host].values() if self.now_s - e.changed_s >= after_s]
         devices = {
@@ -570,7 +425,6 @@ class DeviceTable:
         return len(devices if offer is None else devices.intersection(offer.numbers))
 
     def capacity(self, host: str, after_s: float) -> int:
-        """Return how many slots of `host` a policy can count on."""
         offer = self.hosts[host].offer
         if offer is not None:
             return max(0, len(offer.numbers) - self.stuck(host, after_s))
@@ -580,7 +434,6 @@ class DeviceTable:
     # --- what is changed
 
     def give(self, host: str, job: str, run: str, count: int) -> None:
-        """Assign up to `count` free devices of `host` to a run, the lowest numbers first."""
         devices = self.free(host)[:count]
         if devices and host not in self.blocked(job, run):
             entry = self._jobs[host].get(job, JobAssignment(run))
@@ -588,7 +441,6 @@ class DeviceTable:
             self._put(host, job, replace(entry, devices=both))
 
     def reclaim(self, host: str, job: str, count: int, run: RunView) -> None:
-        """Keep `count` devices of a run on a host, and mark all others as to be given back."""
         entry = self._jobs[host][job]
         assigned, busy = run.devices.get(host, ()), run.busy(host)
         offer = self.hosts[host].offer
@@ -605,7 +457,6 @@ class DeviceTable:
             self._put(host, job, replace(entry, leaving=leaving))
 
     def release(self, host: str, job: str, run: RunView) -> None:
-        """Take from a run the marked devices that it no longer uses."""
         entry = self._jobs[host][job]
         gone = {device for device in entry.leaving if not run.uses(host, device)}
         if gone:
@@ -625,16 +476,10 @@ class DeviceTable:
             self._put(host, job, replace(entry, ends=ends, idle_s=0.0))
 
     def release_ended(self, host: str, job: str) -> None:
-        """Take all devices on `host` from a run of `job` that was told to end there."""
         if self.hosts[host].reports_end(job):
             self._remove(host, job)
 
-    def ask(self, host: str, paths: Sequence[str]) -> None:
-        if not set(paths) <= set(self._paths[host]):
-            self._paths[host] = tuple(paths)
-
     def refuses(self, job: str, order: int) -> dict[str, HostFailure]:
-        """Return, by host, why the job of that submission could not start there."""
         found = {host: failures.get(job) for host, failures in self._failures.items() if failures}
         return {host: one for host, one in found.items() if one and one.order == order}
 
@@ -642,10 +487,11 @@ class DeviceTable:
         """Note that a job could not start on a host; `blamed`: that is the host's fault."""
         if host in self._failures:
             blamed = blamed or any(name != job for name in self._blamed(host))
+            # Jobs that need no such file may run where one is not.
+            blamed = blamed and not reason.startswith(LACKS)
             self._failures[host][job] = HostFailure(order, reason, self.now_s, blamed)
 
     def forgive(self, job: str) -> None:
-        """Let a job have slots again where it could not start."""
         for failures in self._failures.values():
             failures.pop(job, None)
 
@@ -674,9 +520,8 @@ class DeviceTable:
             silent_s = 0.0
             if host.offer is None and host.version >= 0:
                 silent_s = self._silent_s[name] or self.now_s
-            new = HostAssignment(
-                self._jobs[name], silent_s, self._paths[name], self._failures[name], self._out[name]
-            )
+            failures, out = self._failures[name], self._out[name]
+            new = HostAssignment(self._jobs[name], silent_s, failures, out)
             if new != host.assigned:
                 found[name] = new
         return found
@@ -703,27 +548,18 @@ MISSING_S = 3600.0  # then hosts are asked for again: the files may be there by 
 def missing_paths(
     before: Mapping[str, MissingPath], cluster: ClusterView, now_s: float
 ) -> dict[str, MissingPath]:
-    """Return the paths that a lent host lacks, or has lacked within `MISSING_S`."""
-    borrowed = {
-        host.name: host.report.paths
-        for host in cluster.hosts
-        if host.offer is not None and host.offer.lease and host.report is not None
-    }
-    needed = {
-        path for job in cluster.jobs if job.wants_slots for path in job.manifest.required_paths
-    }
+    """Return the paths of jobs that a lent host lacks, or has lacked within `MISSING_S`."""
     found = {}
-    for path in sorted(needed):
-        said = {host: paths[path] for host, paths in borrowed.items() if path in paths}
-        known = before.get(path)
-        if known is not None and not 0.0 <= now_s - known.since_s < MISSING_S:
-            known = None
-        if any(said.values()):
+    for job in cluster.jobs:
+        if not job.wants_slots:
             continue
-        if known is None and said:
-            known = MissingPath(min(said), now_s)
-        if known is not None:
-            found[path] = known
+        lacking = cluster.lacking_on_lent(job)
+        for path, what in job.manifest.required_paths.items():
+            known = before.get(path)
+            if known is not None and 0.0 <= now_s - known.since_s < MISSING_S:
+                found[path] = known
+            elif what in lacking:
+                found.setdefault(path, MissingPath(lacking[what], now_s))
     return found
 
 
@@ -749,14 +585,10 @@ def missing_on_borrowed(job: JobView, cluster: ClusterView) -> str:
 
 @dataclass(frozen=True)
 class CreateRun:
-    """Create the run of a job, if the job's node has not got it yet."""
-
     job: str  # the name of the job
     run: str  # the token of the run
-    # host -> the devices that the run may use there; their number is that of the workers
-    devices: Devices
-    # the global batch that the policy has chosen, in samples; None: the script chooses it
-    batch: int | None = None
+    devices: Devices  # that the run may use, by host; one for each worker
+    batch: int | None = None  # that the policy has chosen; None: the script chooses it
 
 
 @dataclass(frozen=True)
@@ -768,18 +600,13 @@ class PlaceRun:
     # host -> the devices that the run may use there. A host on which it may use none, and has or
     # had an agent, is in it with no devices.
     devices: Devices
-    # the version of the run's record `assigned` that was read; with another one the order is
-    # refused
-    version: int
-    # the global batch that the policy has chosen, in samples; None: the script chooses it
-    batch: int | None = None
+    version: int  # of the run's record `assigned`; with another one it is refused
+    batch: int | None = None  # that the policy has chosen; None: the script chooses it
     reason: str = ""  # why, in a sentence, for the run's record
 
 
 @dataclass(frozen=True)
 class StopRun:
-    """Stop a run, if it is not over."""
-
     job: str  # the name of the job
     run: str  # the token of the run; a run of another token is left alone
     # whether the run saves a checkpoint and ends by itself. If not, its record says at once that it
@@ -796,7 +623,6 @@ Action = CreateRun | PlaceRun | StopRun
 
 
 STATUSES_PER_S = 100.0  # written by all runs of a cluster together, once there are many
-
 RESUME = "auto"  # the setting of a run that continues from the newest checkpoint, if there is one
 
 
@@ -808,22 +634,21 @@ class RunRecords:
     job: Job  # the job's record
     assigned: Assigned  # which workers the run has, and which devices it may use
     version: int = 0  # the version of the record `assigned` in ZooKeeper
-    # which workers are desired, and the batch that the cluster has chosen
-    desired: Desired = field(default_factory=Desired)
+    desired: Desired = field(default_factory=Desired)  # and the batch that was chosen
     generation: Generation | None = None  # the newest generation; None: there was none yet
     status: TrainingStatus = field(default_factory=TrainingStatus)  # the progress of the training
-    # the throughput that the run has measured, by number of workers and batch
-    learned: ScalingProfile = field(default_factory=ScalingProfile)
+    learned: ScalingProfile = field(default_factory=ScalingProfile)  # by workers and batch
     agents: tuple[Host, ...] = ()
 
     @property
     def trains(self) -> bool:
-        """Whether a ring of the run has trained a step."""
-        return self.generation is not None and _has_trained(self.status)
+        # A run that was resumed counts the steps of former runs, too: their number says nothing.
+        sample = self.status.progress_sample
+        has_trained = self.status.median_step_s > 0 or (sample is not None and sample.samples > 0)
+        return self.generation is not None and has_trained
 
     @property
     def view(self) -> RunView:
-        """The run as a `RunView`, the shorter form that the plan of the cluster reads."""
         return RunView(
             token=self.token,
             state=self.job.state,
@@ -850,12 +675,6 @@ class RunRecords:
             workers=dict(self.assigned.hosts),
             saves=bool(self.job.checkpoint) or self.job.saved_step >= 0,
         )
-
-
-def _has_trained(status: TrainingStatus) -> bool:
-    # A run that was resumed counts the steps of former runs, too: their number says nothing.
-    sample = status.progress_sample
-    return status.median_step_s > 0 or (sample is not None and sample.samples > 0)
 
 
 def status_period_s(own_s: float, runs: int) -> float:
@@ -885,21 +704,11 @@ def resume_setting(manifest: JobManifest, order: int, last: RunRecords | None) -
 
 
 class DeviceChange(NamedTuple):
-    """The devices that a run may use next."""
-
-    # host -> devices; hosts without any are left out. None: no change is possible now.
-    devices: Devices | None
+    devices: Devices | None  # by host, if any; None: no change is possible now
     lacking: int  # how many devices the run needs for its target beyond those that it has and keeps
-    # the hosts of the target where the run has devices and no agent yet
-    without_agent: tuple[str, ...]
+    without_agent: tuple[str, ...]  # hosts of the target with devices, without an agent
     survivors: int  # how many devices the run uses now on hosts that are not lost
-    # how many devices on such hosts are assigned to the run, without those that it is to give back
-    # and does not use
-    owned: int
-
-    def is_too_few(self, least: int) -> bool:
-        """Return whether `survivors` is 0, or `owned` is below `least`."""
-        return self.survivors == 0 or self.owned < least
+    owned: int  # devices there of the run, without those that it gives back and does not use
 
 
 def next_devices(
@@ -910,7 +719,6 @@ def next_devices(
     lost: Collection[str],
     may_wait: bool,
 ) -> DeviceChange:
-    """Return the devices that a run is to use next, and how many it lacks."""
     present, final = [], []
     for host, entry in table.entries(job.name, run.token).items():
         if host not in lost:
@@ -949,27 +757,22 @@ def _by_host(devices: Collection[tuple[str, int]]) -> Devices:
 
 MAX_STEPS = 200  # kept of a job, the newest
 # The code of a job may write any number. What policies compute with must not overflow, or be 0.
-MOST = 1e12  # workers, hosts, samples, steps, samples a second
-
+MAX_VALUE = 1e12  # workers, hosts, samples, steps, samples a second
 MAX_WORKERS = 10**6
-
-LEAST = 1e-9  # samples of a worker in a step, samples a second
+MIN_VALUE = 1e-9  # samples of a worker in a step, samples a second
 
 
 @dataclass(frozen=True)
 class MeasuredThroughput(Record):
     """The record of what former runs have measured, at the node `measured` of a job."""
 
-    # the place in the order of submission of the job that has measured it; -1: none has
-    order: int = -1
-    # the step times by workers, hosts and batch, the newest at the end
-    steps: tuple[StepTimeSample, ...] = ()
+    order: int = -1  # of the job that has measured it, by submission; -1: none has
+    steps: tuple[StepTimeSample, ...] = ()  # the newest at the end
     # pairs of a number of workers and the throughput in samples a second that jobs which had the
     # name before have measured with it
     curve: tuple[tuple[int, float], ...] = ()
 
     def of_job(self, order: int) -> MeasuredThroughput:
-        """Return the record for the job that was submitted as number `order`."""
         if order == self.order:
             return self
         # The steps of another job of the name only say how fast the new one may be.
@@ -977,21 +780,25 @@ class MeasuredThroughput(Record):
         return MeasuredThroughput(order, (), tuple(sorted(curve.items())))
 
     def with_run(self, run: RunRecords | None) -> MeasuredThroughput:
-        """Return a copy of the record, with what `run` has measured added."""
         measured = _samples(run.learned) if run is not None else ()
         if run is not None and run_order(run.token) != self.order:
             curve = {**dict(self.curve), **_curve(measured)}
             return replace(self, curve=tuple(sorted(curve.items())))
         steps = list(self.steps)
         for new in measured:
-            steps = [old for old in steps if not _is_same(old, new)] + [new]
+            key = new.workers, new.hosts
+            others = [
+                old
+                for old in steps
+                if (old.workers, old.hosts) != key or not alike(old.batch, new.batch)
+            ]
+            steps = [*others, new]
         return replace(self, steps=tuple(steps[-MAX_STEPS:]))
 
 
 def measurements(
     kept: MeasuredThroughput, run: RunRecords | None, order: int
 ) -> tuple[MeasuredThroughput, JobMeasurements]:
-    """Return the record to write before another run replaces `run`, and what policies read."""
     found = kept.of_job(order).with_run(run)
     known = JobMeasurements(steps=found.steps, curve=dict(found.curve))
     if run is None or run_order(run.token) != order:
@@ -999,9 +806,9 @@ def measurements(
     status, noise = run.status, run.status.noise_scale
     return found, replace(
         known,
-        left=status.left if status.left is not None and 0 <= status.left <= MOST else None,
-        done_steps=status.step if 0 <= status.step <= MOST else 0,
-        global_batch=status.global_batch if 0 <= status.global_batch <= MOST else 0,
+        left=status.left if status.left is not None and 0 <= status.left <= MAX_VALUE else None,
+        done_steps=status.step if 0 <= status.step <= MAX_VALUE else 0,
+        global_batch=status.global_batch if 0 <= status.global_batch <= MAX_VALUE else 0,
         noise_scale=noise if noise is not None and noise >= 0 else None,
         batching=_batching_of_steps(run.learned),
     )
@@ -1012,15 +819,15 @@ def _samples(learned: ScalingProfile) -> tuple[StepTimeSample, ...]:
     return tuple(
         StepTimeSample(workers, one.hosts, one.batch, one.batch * workers / one.samples_per_s)
         for workers, one in learned.by_batch
-        if 1 <= workers <= MOST and 1 <= one.hosts <= MOST
-        if LEAST <= one.samples_per_s <= MOST and LEAST <= one.batch <= MOST
+        if 1 <= workers <= MAX_VALUE and 1 <= one.hosts <= MAX_VALUE
+        if MIN_VALUE <= one.samples_per_s <= MAX_VALUE and MIN_VALUE <= one.batch <= MAX_VALUE
     )
 
 
 def _batching_of_steps(learned: ScalingProfile) -> Batching | None:
     """Return the sizes of the batches of a step: of all whose gradients a worker adds up for it."""
     batching, times = learned.batching, learned.step_batches
-    if batching is None or not 1 <= times <= MOST:
+    if batching is None or not 1 <= times <= MAX_VALUE:
         return None
     least, most = batching.batch_range
     whole = replace(
@@ -1031,16 +838,10 @@ def _batching_of_steps(learned: ScalingProfile) -> Batching | None:
         batch_range=(least * times, most * times),
         chosen=batching.chosen * times,
     )
-    return whole if 1 <= whole.of_all(1) <= whole.of_all(MAX_WORKERS) <= MOST else None
-
-
-def _is_same(old: StepTimeSample, new: StepTimeSample) -> bool:
-    same = (old.workers, old.hosts) == (new.workers, new.hosts)
-    return same and alike(old.batch, new.batch)
+    return whole if 1 <= whole.of_all(1) <= whole.of_all(MAX_WORKERS) <= MAX_VALUE else None
 
 
 def _curve(steps: Iterable[StepTimeSample]) -> dict[int, float]:
-    """Return the highest throughput in samples a second among `steps`, by number of workers."""
     found: dict[int, float] = {}
     for one in steps:
         rate = one.workers * one.batch / one.step_s

@@ -29,8 +29,8 @@ from edl.cluster.records import (
     JobReasons,
     LeaseTable,
 )
-from edl.cluster.store import ClusterStore, StoredJob
-from edl.cluster.view import HostView, MeasuredThroughput
+from edl.cluster.store import ClusterStore
+from edl.cluster.view import HostView, JobView, MeasuredThroughput
 from edl.errors import CoordinationError
 from edl.zookeeper.access import new_secret
 from edl.zookeeper.election import Leadership, Write
@@ -39,23 +39,16 @@ from edl.zookeeper.reads import children, encode, exists, get
 from edl.zookeeper.session import Refused
 
 ENDED_KEPT = 500  # the newest ended jobs that no user has deleted stay in the records
-
 ENDED_KEPT_S = 7 * 86_400.0  # so do all others, for so long after their end
-
 MAX_ENDED = 3000  # but no more than so many
-
 EVENTS_KEPT = 10_000
-
 GONE_KEPT_S = 86_400.0  # a host that offers nothing stays so long in the records
-
 MAX_BYTES = 1_000_000  # of a transaction; ZooKeeper disconnects a client that sends 1 MB
-
 _TRIM_S = 1.0  # of the leader's turn
-
 _EVENTS_SPARE = 500  # so many more, before the oldest are removed: to list them is not for nothing
 
 
-def life_write(paths: ClusterPaths, job: StoredJob, life: JobLifecycle) -> Write:
+def life_write(paths: ClusterPaths, job: JobView, life: JobLifecycle) -> Write:
     """Return the write of a job's state; refused if that has changed since it was read."""
     return Write(paths.life(job.name), life.to_json(), job.life_version)
 
@@ -71,7 +64,6 @@ def allocation_write(paths: ClusterPaths, allocation: AllocationRecord, version:
 
 
 def reasons_write(paths: ClusterPaths, reasons: JobReasons) -> Write:
-    """Return the write that replaces the leader's reasons for each job, for people and programs."""
     return Write(paths.reasons, reasons.to_json())
 
 
@@ -81,7 +73,6 @@ def leases_write(paths: ClusterPaths, table: LeaseTable, version: int) -> Write:
 
 
 def secret_write(paths: ClusterPaths, job: str) -> Write:
-    """Return the write of a new random secret of a job, refused if the job has one already."""
     return Write(paths.secret(job), {"secret": new_secret()}, create=True)
 
 
@@ -90,19 +81,23 @@ def event_write(paths: ClusterPaths, event: ClusterEvent) -> Write:
 
 
 def byte_count(writes: Sequence[Write]) -> int:
-    """Return how many bytes the paths and values of `writes` have."""
     return sum(len(write.path) + len(encode(write.value)) for write in writes)
 
 
 def jobs_to_remove(
-    jobs: Sequence[StoredJob], now_s: float, keep: int = ENDED_KEPT, most: int = MAX_ENDED
-) -> list[StoredJob]:
-    """Return the ended jobs whose records are to be removed, the one that ended first first."""
+    jobs: Sequence[JobView], now_s: float, keep: int = ENDED_KEPT, most: int = MAX_ENDED
+) -> list[JobView]:
     ended = sorted(
         (job for job in jobs if job.life.state is LifeState.ENDED),
         key=lambda job: (job.life.ended_s, job.order),
     )
-    deleted = {job.name for job in ended if _was_deleted_after_its_end(job)}
+    # By a user, after the end.
+    deleted = {
+        job.name
+        for job in ended
+        if job.wanted.removed
+        or (job.wanted.goal is Goal.GONE and job.life.result is not LifeResult.DELETED)
+    }
     others = [job for job in ended if job.name not in deleted]
     # The newest `keep` of them stay, however old; of more than `most`, these go last.
     by_themselves = [job for job in others if job.life.result is not LifeResult.DELETED]
@@ -111,17 +106,11 @@ def jobs_to_remove(
     by_worth = sorted(others, key=lambda job: job.life.result is not LifeResult.DELETED)
     surplus = {job.name for job in by_worth[: max(0, len(others) - most)]}
     # A finished job stays while one that was never started waits for it (`after`).
-    doomed = deleted | ((old | surplus) - _waited_for(jobs))
+    living = (j for j in jobs if j.life.state is not LifeState.ENDED and not j.life.started_s)
+    waited_for = {name for job in living for name in job.manifest.after}
+    needed = {j.name for j in jobs if j.life.result is LifeResult.FINISHED} & waited_for
+    doomed = deleted | ((old | surplus) - needed)
     return [job for job in ended if job.name in doomed]
-
-
-def _waited_for(jobs: Sequence[StoredJob]) -> set[str]:
-    """Return the finished jobs that others name in `after` and need for their first start."""
-    waiting = (
-        job for job in jobs if job.life.state is not LifeState.ENDED and not job.life.started_s
-    )
-    names = {name for job in waiting for name in job.manifest.after}
-    return {job.name for job in jobs if job.life.result is LifeResult.FINISHED} & names
 
 
 def hosts_to_remove(hosts: Sequence[HostView], now_s: float) -> list[HostView]:
@@ -137,15 +126,7 @@ def _has_runs(host: HostView) -> bool:
     return any(not entry.ends for entry in host.assigned.jobs.values())
 
 
-def _was_deleted_after_its_end(job: StoredJob) -> bool:
-    wanted = job.wanted
-    late = wanted.goal is Goal.GONE and job.life.result is not LifeResult.DELETED
-    return wanted.removed or late
-
-
 class ClusterWriter:
-    """The writer of a cluster's records during one term of a leader."""
-
     def __init__(self, store: ClusterStore, leadership: Leadership) -> None:
         self.paths = store.paths
         self.term = leadership.term
@@ -154,7 +135,6 @@ class ClusterWriter:
         self._leadership = leadership
 
     def commit(self, writes: Sequence[Write]) -> bool:
-        """Do all `writes` in one transaction, or none of them; return whether they were done."""
         self._nodes.check_session()
         size = byte_count(writes)
         if size > MAX_BYTES:
@@ -171,7 +151,6 @@ class ClusterWriter:
     def transact(
         self, what: str, writes: Sequence[Write], build: Callable[[TransactionRequest], None]
     ) -> list[Any]:
-        """Do `writes` and what `build` adds in one fenced transaction."""
         self._nodes.check_session()
         return self._leadership.transact(what, writes, build)
 
@@ -186,13 +165,12 @@ class ClusterWriter:
         return found
 
     def keep_measured(self, job: str, measured: MeasuredThroughput) -> None:
-        """Write what former runs of `job` (a name) have measured, in place of the old record."""
         path = self.paths.measured(job)
         is_new = self._nodes.read(exists(path))[0] is None
         if not self.commit([Write(path, measured.to_json(), create=is_new)]):
             raise CoordinationError(f"{path} could not be written; try again")
 
-    def remove_job(self, job: StoredJob) -> bool:
+    def remove_job(self, job: JobView) -> bool:
         """Remove an ended job's records and its key; False: it has changed since it was read."""
         # The caller has removed the last run's nodes: that needs the secret, which goes here.
         path, life = self.paths.job(job.name), self.paths.life(job.name)
@@ -263,7 +241,6 @@ class RequestNodes(ClusterNodes):
         self.is_answered = False  # by a transaction that was done
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
-        """Do what `build` adds in one transaction with the fence and the answer to the request."""
         try:
             results = self._writer.transact(what, self._answer, build)
         except Refused as refused:
@@ -290,12 +267,11 @@ def cut_reasons(reasons: Mapping[str, str], characters: int = MAX_CHARACTERS) ->
 
 
 def fitting_write(write: Callable[[Mapping[str, str]], Write], reasons: Mapping[str, str]) -> Write:
-    """Return the write of a record with `reasons`, cut so short that ZooKeeper takes them."""
     characters = MAX_CHARACTERS
     while True:
-        found = write(cut_reasons(reasons, characters))
-        if byte_count([found]) <= MAX_REASONS_BYTES or not characters:
-            return found
+        fitting = write(cut_reasons(reasons, characters))
+        if byte_count([fitting]) <= MAX_REASONS_BYTES or not characters:
+            return fitting
         characters //= 2
 
 
@@ -324,10 +300,9 @@ class ReasonWriter:
         if 0.0 <= now_s - self._at_s < EVERY_S:
             return self._at_s + EVERY_S - now_s
         paths = self._writer.paths
-
-        def write(fitting: Mapping[str, str]) -> Write:
-            return reasons_write(paths, JobReasons(now_s, fitting, dict(surplus)))
-
-        self._writer.commit([fitting_write(write, cut)])
+        write = fitting_write(
+            lambda some: reasons_write(paths, JobReasons(now_s, some, surplus)), cut
+        )
+        self._writer.commit([write])
         self._told, self._at_s = told, now_s
         return float("inf")

@@ -21,8 +21,9 @@ from edl.cluster.client.plans import status_of_snapshot
 from edl.cluster.client.waiting import described
 from edl.cluster.records import LeaseTable
 from edl.cluster.status import ClusterJobStatus, ClusterStatus
-from edl.cluster.store import ClusterSnapshot, ClusterStore, StoredJob
+from edl.cluster.store import ClusterSnapshot, ClusterStore
 from edl.cluster.submission import TenantStore
+from edl.cluster.view import JobView
 from edl.dashboard.job_watcher import JobWatcher, PageWatcher, PublishedPage
 from edl.dashboard.view.charts import SlotChart, slot_chart
 from edl.dashboard.view.cluster_page import (
@@ -52,7 +53,7 @@ class ClusterReader:
         # the status, with what it was computed from; computed again when any of that has changed
         self._known: tuple[tuple[Any, ...], ClusterStatus] | None = None
         self._leaderless_s = 0.0
-        self._jobs: Mapping[str, StoredJob] = {}
+        self._jobs: Mapping[str, JobView] = {}
 
     @property
     def is_tenant(self) -> bool:
@@ -62,8 +63,7 @@ class ClusterReader:
     def read(self, now_s: float) -> ClusterObservation:
         """Return what the one who looks may see of the cluster at `now_s`."""
         store, name = self.store, self.store.paths.name
-        said = store.leader.reasons()
-        hosts = store.nodes.session.hosts
+        said, hosts = store.leader.reasons(), store.nodes.session.hosts
         if isinstance(store, TenantStore):
             jobs = store.jobs.list()
             self._jobs = {job.name: job for job in jobs}

@@ -31,7 +31,8 @@ from edl.cluster.host_jobs import RunProcess
 from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, LifeState, run_token
 from edl.cluster.records import Goal
 from edl.cluster.runs import RunReader
-from edl.cluster.store import ClusterSnapshot, ClusterStore, StoredJob
+from edl.cluster.store import ClusterSnapshot, ClusterStore
+from edl.cluster.view import JobView
 from edl.errors import CoordinationError
 from edl.zookeeper.access import Access
 from edl.zookeeper.paths import JobPaths
@@ -306,7 +307,7 @@ class Judge:
         assert not self.wrong, self.wrong
         return dict(counts)
 
-    def _check_end(self, one: Submission, job: StoredJob | None) -> None:
+    def _check_end(self, one: Submission, job: JobView | None) -> None:
         """Check how the job of a submission has ended, and what its workers have counted."""
         wanted = {
             Goal.RUN: (LifeResult.FINISHED,),
@@ -382,7 +383,7 @@ def check_steps(directory: Path, frozen: Container[int]) -> None:
         assert again >= first + (lasted_s > SAVED_S), f"{story}; {after} began at {again}"
 
 
-def _check_story(job: StoredJob, events: Iterable[ClusterEvent]) -> None:
+def _check_story(job: JobView, events: Iterable[ClusterEvent]) -> None:
     """Check that each state of a job follows from the one before, and that its runs are counted.
 
     Raises:

@@ -12,7 +12,6 @@ from pathlib import Path
 import forked
 from cli_shell import Running, Shell
 
-from edl.cluster.host.path_probe import exists_here
 from edl.cluster.nodes import open_cluster
 from edl.cluster.records import HostOffer, HostReport, JobReport
 from edl.cluster.store import ClusterStore, HostOwner, HostRegistration
@@ -97,8 +96,7 @@ class HandHost:
             code = agent.process.poll()
             if code is None or (job, run) in wanted:
                 reports[job] = JobReport(run, code is None, code)
-        there = {path: exists_here(path) for path in assigned.paths}
-        self._registration.report(HostReport(version, reports, there))
+        self._registration.report(HostReport(version, reports))
 
     def _start(self, job: str, run: str) -> Running:
         secret = self.store.jobs.secret(job)

@@ -34,13 +34,11 @@ JOBS = 40
 
 @pytest.fixture
 def cluster(shell: Shell) -> Shell:
-    """Return a shell with the secret of the cluster `lab`."""
     shell.environment["EDL_SECRET"] = LAB.secret
     return shell
 
 
 def url_of(controller: Running) -> str:
-    """Return where the controller's API is served."""
     controller.expect("serves the HTTP API at ")
     found = re.search(r"serves the HTTP API at (\S+)", controller.output)
     assert found is not None

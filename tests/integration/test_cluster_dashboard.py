@@ -40,7 +40,6 @@ def sections(watcher: ClusterWatcher) -> dict[str, Any]:
 
 
 def turns_until(watcher: ClusterWatcher, holds: Callable[[dict[str, Any]], bool]) -> None:
-    """Let the watcher look again until ``holds`` is true of the page's sections."""
     deadline = time.monotonic() + WAIT_S
     while not holds(sections(watcher)):
         assert time.monotonic() < deadline, sections(watcher)

@@ -47,14 +47,11 @@ SECRET = new_secret()  # two runs of these tests at once would end each other's 
 
 @dataclass
 class Lab:
-    """A cluster with one host, whose leader is the test."""
-
     shell: Shell
     store: ClusterStore
     writer: ClusterWriter
 
     def start(self, *options: str) -> Running:
-        """Start `edl host` with two slots, and wait until it offers them."""
         environment = self.shell.environment
         own = {"EDL_SECRET": SECRET, "EDL_TEMPLATE": "0", "CUDA_VISIBLE_DEVICES": "6,7"}
         self.shell.environment = {**environment, **own}
@@ -100,7 +97,6 @@ class Lab:
         submit_job(self.store, replace(manifest, **changes))
 
     def create(self, run: str = RUN, name: str = "j", workers: int = 2) -> Job:
-        """Create the run of a job, as the leading controller does."""
         manifest, environment = self.store.jobs.get(name).manifest, self.shell.environment
         job = submit(
             manifest.command,
@@ -137,7 +133,6 @@ def lab(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
 
 @contextlib.contextmanager
 def lab_in(shell: Shell) -> Iterator[Lab]:
-    """Create the cluster `lab` in the ZooKeeper of a shell."""
     access = Access("lab", SECRET)
     with Session(shell.environment["EDL_ZOOKEEPER"], session_timeout_s=10.0) as session:
         create_cluster(session, access, ClusterRecord())
@@ -150,7 +145,6 @@ def lab_in(shell: Shell) -> Iterator[Lab]:
 
 
 def agents_of(lab: Lab, job: str = "j") -> list[psutil.Process]:
-    """Return the living agents of a job, by their command lines."""
     found = []
     for one in lab.shell.processes():
         with contextlib.suppress(psutil.Error):
@@ -164,7 +158,6 @@ def _has(line: list[str], words: list[str]) -> bool:
 
 
 def times_taken_over(lab: Lab) -> int:
-    """Return how often agents of the run have taken over the worker in slot 1, by their log."""
     offer = lab.host.offer
     if offer is None or len(agents_of(lab)) != 1:
         return 0
@@ -298,13 +291,10 @@ def test_an_agent_waits_for_the_data_of_its_job(lab: Lab) -> None:
     host.expect("offers 2 slots")
     data = lab.shell.directory / "data"
     lab.submit("--steps", "5", data=(str(data),))
-    asked = HostAssignment(paths=(str(data), f"{data.parent}/"))
-    assert lab.writer.commit([assigned_write(lab.store.paths, lab.host, asked)])
-    lab.until(lambda: lab.report.paths == {str(data): False, f"{data.parent}/": True})
     lab.create(workers=1)
     lab.assign(j=JobAssignment(RUN, (0,)))
     why = f"this host lacks the job's data {data}"
-    lab.until(lambda: lab.of() == JobReport(RUN, reason=why))
+    lab.until(lambda: lab.of() == JobReport(RUN, reason=why, refused=True))
     data.touch()
     lab.until(lambda: lab.of().exit_code == 0)
     assert not lab.of().lives

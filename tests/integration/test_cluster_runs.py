@@ -14,8 +14,8 @@ from edl.cluster.manifest import JobManifest
 from edl.cluster.nodes import create_cluster, open_cluster
 from edl.cluster.records import ClusterRecord, Wanted
 from edl.cluster.runs import RunReader
-from edl.cluster.store import ClusterStore, StoredJob
-from edl.cluster.view import Action, AgentView, CreateRun, PlaceRun, RunView, StopRun
+from edl.cluster.store import ClusterStore
+from edl.cluster.view import Action, AgentView, CreateRun, JobView, PlaceRun, RunView, StopRun
 from edl.errors import CoordinationError, LeadershipLost, NotRemovable
 from edl.records import Generation, Host, Job, JobState, RequestedBy, RingMember, TrainingStatus
 from edl.zookeeper.access import Access, new_secret
@@ -31,12 +31,10 @@ LAB = Access("lab", new_secret())
 SECRET, OTHER = new_secret(), new_secret()
 ONE, TWO = "0" * 23 + "1", "0" * 23 + "2"
 MANIFEST = JobManifest("j", ("python", "train.py"), 1, 4, cwd="/")
-JOB = StoredJob("j", 3, 0.0, MANIFEST, Wanted(), JobLifecycle(), 0)
+JOB = JobView("j", 3, MANIFEST, 0.0, Wanted(), JobLifecycle())
 
 
 class Leader:
-    """The leader of the cluster `lab`, with its two sessions."""
-
     def __init__(self, hosts: str, name: str) -> None:
         self.session, self.runs = Session(hosts, 2.0), FencedSession(hosts, 2.0)
         self.session.start()
@@ -64,7 +62,6 @@ class Leader:
         return None if found is None else found.view
 
     def catches_up(self) -> None:
-        """Hear of all that other sessions have written."""
         self.runs.call("catch up", lambda client: client.sync_async("/"))
 
     def close(self) -> None:
@@ -81,7 +78,6 @@ def leader(zk_hosts: str) -> Iterator[Leader]:
 
 @pytest.fixture
 def job(zk_hosts: str) -> Iterator[JobStore]:
-    """Yield the job in a session of one of its processes."""
     with Session(zk_hosts, 2.0, access=Access("j", SECRET)) as session:
         yield JobStore(session, "j")
 

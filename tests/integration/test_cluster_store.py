@@ -74,7 +74,6 @@ def manifest(name: str = "digits", **changes: Any) -> JobManifest:
 
 @pytest.fixture
 def lab(zk_hosts: str) -> Iterator[Session]:
-    """Start a session that has created the cluster `lab`."""
     with Session(zk_hosts, session_timeout_s=2.0) as one:
         assert create_cluster(one, LAB, ClusterRecord(policy="fifo"))
         yield one
@@ -87,7 +86,6 @@ def store(lab: Session) -> ClusterStore:
 
 @pytest.fixture
 def other(lab: Session, zk_hosts: str) -> Iterator[ClusterStore]:
-    """Open the cluster in another session."""
     with Session(zk_hosts, session_timeout_s=2.0) as one:
         yield ClusterStore(open_cluster(one, LAB), by="you@there")
 
@@ -459,13 +457,6 @@ class TestSecrets:
         store.secrets.delete("wandb-token")
         assert submit_job(store, asks, "night-7") == "digits", "it was submitted"
 
-    def test_a_cluster_of_an_earlier_edl_can_keep_them(self, store: ClusterStore) -> None:
-        store.nodes.session.call("test", lambda c: c.delete_async(store.paths.secrets))
-        assert store.snapshot().secrets == frozenset()
-        assert store.secrets.names() == ()
-        assert store.secrets.set("a", b"x")
-        assert store.snapshot().secrets == {"a"}
-
 
 class TestQueues:
     def test_they_are_set_read_and_deleted(self, store: ClusterStore) -> None:
@@ -533,13 +524,6 @@ class TestQueues:
         )
         with pytest.raises(UsageError, match="no queue 'prod', which job digits names; it has dev"):
             submit_job(store, manifest(queue="prod"))
-
-    def test_a_cluster_of_an_earlier_edl_can_have_them(self, store: ClusterStore) -> None:
-        store.nodes.session.call("test", lambda c: c.delete_async(store.paths.queues))
-        assert store.snapshot().queues == store.queues.records() == {}
-        submit_job(store, manifest())
-        store.queues.change("prod", lambda queue: queue)
-        assert list(store.snapshot().queues) == ["prod"]
 
 
 class TestHosts:

@@ -75,8 +75,6 @@ Verb = Callable[..., tuple[int, str, str]]
 
 
 class Leader:
-    """Writes what a leading controller would write."""
-
     def __init__(self, session: Session) -> None:
         self.store = ClusterStore(open_cluster(session, LAB), by="the leader")
         self.election = self.store.leader.election("one", {"address": "here"})
@@ -105,7 +103,6 @@ class Leader:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zk_hosts: str) -> Path:
-    """Give the test a user of its own, who knows this ZooKeeper and has `job.yaml`."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("EDL_ZOOKEEPER", zk_hosts)
     for name in ("EDL_SECRET", "EDL_SECRET_FILE", "EDL_CLUSTER"):
@@ -123,7 +120,6 @@ def session(zk_hosts: str) -> Iterator[Session]:
 
 @pytest.fixture
 def leader(session: Session) -> Leader:
-    """Start the cluster `lab`, whose secret this user keeps."""
     keep(config.state_dir(), "lab", SECRET, CLUSTERS)
     assert create_cluster(session, LAB, ClusterRecord())
     return Leader(session)
@@ -150,17 +146,15 @@ def edl(capsys: pytest.CaptureFixture[str]) -> Verb:
 
 @pytest.fixture
 def host(leader: Leader) -> str:
-    """Register the host `node1`."""
     owner = HostOwner("token", "here", 1)
     registration = HostRegistration(leader.store.nodes, "node1", owner)
     registration.register(HostOffer(4), lambda _: True)
-    registration.report(HostReport(paths={f"{Path.cwd()}/": True}))
+    registration.report(HostReport())
     return "node1"
 
 
 @pytest.fixture
 def run_of_digits(leader: Leader, lab: Cluster, zk_hosts: str) -> Iterator[None]:
-    """Let the cluster's job `digits` have a run, which this user's state directory knows not."""
     lab.submit("job.yaml")
     secret = leader.writer.job_secret("digits")
     with Session(zk_hosts, session_timeout_s=2.0, access=Access("digits", secret)) as one:
@@ -578,7 +572,6 @@ class TestOneWordForBoth:
 
     @pytest.fixture
     def own(self, zk_hosts: str) -> Iterator[JobStore]:
-        """Let the job `letters` of `edl run` be there."""
         secret = "a" * 64
         keep(config.state_dir(), "letters", secret, JOBS)
         with Session(zk_hosts, session_timeout_s=2.0, access=Access("letters", secret)) as one:
@@ -645,7 +638,6 @@ class TestLogs:
             yield found
 
     def ended(self, leader: Leader, zk_hosts: str, **workers: str) -> None:
-        """Let workers of `digits` have ended on hosts."""
         access = Access("digits", leader.writer.job_secret("digits"))
         with Session(zk_hosts, session_timeout_s=2.0, access=access) as one:
             for worker, host in workers.items():

@@ -21,8 +21,9 @@ from edl.cluster.lifecycle import LifeResult, LifeState
 from edl.cluster.manifest import JobManifest
 from edl.cluster.nodes import create_cluster, open_cluster, own_version
 from edl.cluster.records import ClusterRecord, Goal
-from edl.cluster.store import ClusterStore, StoredJob
+from edl.cluster.store import ClusterStore
 from edl.cluster.submission import submit_job
+from edl.cluster.view import JobView
 from edl.zookeeper.access import Access, new_secret
 from edl.zookeeper.paths import JobPaths
 from edl.zookeeper.session import Session
@@ -35,7 +36,6 @@ LAB = Access("lab", new_secret())
 
 @pytest.fixture
 def cluster(shell: Shell) -> Shell:
-    """Return a shell with the secret of the cluster `lab`."""
     shell.environment["EDL_SECRET"] = LAB.secret
     return shell
 
@@ -49,8 +49,8 @@ def manifest(shell: Shell, name: str, *options: str, **changes: Any) -> JobManif
     return replace(JobManifest(name, command, 1, 4, cwd=str(shell.directory)), **changes)
 
 
-def until_state(store: ClusterStore, job: str, state: LifeState) -> StoredJob:
-    found: list[StoredJob] = []
+def until_state(store: ClusterStore, job: str, state: LifeState) -> JobView:
+    found: list[JobView] = []
 
     def is_so() -> bool:
         found[:] = [store.jobs.get(job)]
@@ -61,15 +61,12 @@ def until_state(store: ClusterStore, job: str, state: LifeState) -> StoredJob:
 
 
 def leading(store: ClusterStore, controllers: list[Running]) -> Running:
-    """Wait until one of the controllers leads, and return it."""
     by_pid = {one.process.pid: one for one in controllers}
     until(lambda: store.snapshot().leader.get("pid") in by_pid, WAIT_S)
     return by_pid[store.snapshot().leader["pid"]]
 
 
 def until_slots(host: HandHost, **slots: int) -> None:
-    """Wait until the jobs train with so many workers each, and have no other devices."""
-
     def is_so() -> bool:
         [view] = host.store.snapshot().hosts
         owned = {job: len(one.devices) for job, one in view.assigned.jobs.items()}

@@ -24,8 +24,6 @@ NAMES = "127.0.0.1 localhost\n10.77.0.1 a\n10.77.0.2 b\n"
 
 
 class RayLab:
-    """A machine on which a controller of a cluster of edl runs, and a Ray that lends its nodes."""
-
     def __init__(self, machine: Machine, net: Net, ray: RayNodes, log: Path) -> None:
         self.machine, self.ray, self._net, self._log = machine, ray, net, log
 
@@ -41,16 +39,13 @@ class RayLab:
         return found
 
     def size(self, job: str) -> int:
-        """Return the number of workers that a job trains with."""
         return int(json.loads(self.machine.run(f"edl status {job} --json"))["world_size"])
 
     def hosts(self) -> dict[str, int]:
-        """Return the slots in use of the hosts that offer some."""
         hosts = json.loads(self.machine.run("edl cluster status --json"))["hosts"]
         return {one["host"]: one["used"] for one in hosts if one["state"] != "silent"}
 
     def one(self, host: str, word: str) -> psutil.Process:
-        """Return the process on a host whose command has this word, or ends with it."""
         for one in self._net.processes(host):
             with contextlib.suppress(psutil.Error):
                 if any(part.endswith(word) for part in one.cmdline()):
@@ -58,7 +53,6 @@ class RayLab:
         raise AssertionError(f"no process on {host} has {word}")
 
     def parent_of(self, host: str, word: str) -> psutil.Process:
-        """Return the process that has started the process of :meth:`one`."""
         parent = self.one(host, word).parent()
         assert parent is not None
         return parent

@@ -32,15 +32,12 @@ SAMPLES, EPOCHS = 1920, 3
 
 
 class SlurmLab:
-    """A Slurm cluster, and a controller of a cluster of edl that borrows its nodes."""
-
     def __init__(self, shell: Shell, slurm: Slurm) -> None:
         self.shell = shell
         self.slurm = slurm
         shell.environment |= slurm.environment
 
     def start(self, *options: str) -> Running:
-        """Start a controller, and wait until it leads."""
         words = ["--name", "lab", "--policy", "max_min", "--fleet", "slurm", *options]
         controller = self.shell.start("cluster", "start", *words)
         controller.expect("leads cluster lab", WAIT_S)
@@ -56,7 +53,6 @@ class SlurmLab:
         assert done.returncode == 0, done.stderr
 
     def train(self, name: str, directory: Path, slow: Path) -> None:
-        """Submit a job that counts its samples, on three workers, as slow as a file says."""
         options = {"samples": SAMPLES, "epochs": EPOCHS, "batch-size": 4, "out": directory}
         words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
         own = ["env", f"{THROTTLE}={slow}", "OMP_NUM_THREADS=1"]
@@ -70,18 +66,15 @@ class SlurmLab:
         return found
 
     def hosts(self) -> dict[str, Any]:
-        """Return the hosts that offer slots, by name."""
         done = self.shell.edl("cluster", "status", "--json")
         assert done.returncode == 0, done.stderr
         hosts = json.loads(done.stdout)["hosts"]
         return {one["host"]: one for one in hosts if one["state"] != "silent"}
 
     def queue(self) -> list[str]:
-        """Return the states of Slurm's jobs that have not ended."""
         return self.slurm.run("squeue", "--noheader", "--format=%T").split()
 
     def runs(self, job: str, size: int) -> bool:
-        """Return whether a job trains with so many workers."""
         now = self.shell.status(job)
         active = [one for one in now["members"] if one["stage"] == "active"]
         return bool(now["world_size"] == len(active) == len(now["members"]) == size)
@@ -116,7 +109,6 @@ def lab_of(shell: Shell, partitions: str = ONE_PARTITION) -> Iterator[SlurmLab]:
 
 
 def processes_of(state: str) -> list[psutil.Process]:
-    """Return the living processes that have this state directory."""
     found = []
     for one in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -333,13 +325,11 @@ def test_what_outlives_its_lease_ends_before_its_slots_are_offered_again(shell: 
 
 
 def is_host(process: psutil.Process) -> bool:
-    """Return whether a process is the `edl host` of a lease, and not the srun before it."""
     words = process.cmdline()
     return "--lease" in words and "srun" not in words[0]
 
 
 def runs_of(state: str) -> set[str]:
-    """Return the runs of which processes live."""
     found = set()
     for one in processes_of(state):
         with contextlib.suppress(psutil.Error):

@@ -30,7 +30,6 @@ RUN = "0" * 24
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """Make a directory that all users can enter, which pytest's are not."""
     path = Path(tempfile.mkdtemp(prefix="edl-users-"))
     path.chmod(0o755)
     yield path
@@ -39,7 +38,6 @@ def root() -> Iterator[Path]:
 
 @pytest.fixture
 def users(root: Path) -> JobUsers:
-    """Two users that every system has, each with a home of its own."""
     found = {}
     for tenant, user in job_users(["ann=nobody", "bob=daemon"]).of_tenants.items():
         home = root / tenant

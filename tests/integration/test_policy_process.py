@@ -31,7 +31,6 @@ class Mine:
 
 @pytest.fixture
 def others() -> set[psutil.Process]:
-    """Return the processes that other tests have started in this one, such as templates."""
     return set(psutil.Process().children())
 
 

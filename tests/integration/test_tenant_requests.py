@@ -34,8 +34,6 @@ HALT = TenantRequest("halt", TenantVerb.WANT, job="ann.digits", goal=Goal.HALT)
 
 
 class Lab:
-    """A cluster with the tenants ann and bob, who each have a queue, and its leader."""
-
     def __init__(self, leader: Leader) -> None:
         self.leader = leader
         self.store = leader.store
@@ -46,13 +44,11 @@ class Lab:
             self.keys[name] = signing_key("lab", name, secret_of(word))
 
     def put(self, who: str, data: bytes, node: str = "") -> None:
-        """Write a node into the inbox of a tenant."""
         path = f"{P.inbox(who)}/{node or 'r-'}"
         client = self.store.nodes.session.client
         client.create(path, data, acl=LAB.acl, sequence=not node)
 
     def ask(self, who: str, request: TenantRequest, node: str = "") -> None:
-        """Write a signed request into the inbox of a tenant."""
         self.put(who, encode(request.signed(self.keys[who], who).to_json()), node)
 
     def submit(self, who: str, name: str) -> None:
@@ -68,11 +64,9 @@ class Lab:
         return names
 
     def refused(self, who: str) -> dict[str, str]:
-        """Return why each request that was answered was refused, by its id."""
         return {one.id: one.refused for one in self._responses(who).responses}
 
     def newest(self, who: str) -> int:
-        """Return the number of the newest response."""
         return self._responses(who).newest
 
     def _responses(self, who: str) -> TenantResponses:
@@ -101,7 +95,6 @@ def lab(zk_hosts: str) -> Iterator[Lab]:
 
 @pytest.fixture
 def halts(lab: Lab) -> None:
-    """Ann has a job and has asked to halt it, and nobody has read that yet."""
     lab.submit("ann", "digits")
     lab.leader.serve()
     lab.ask("ann", HALT)
@@ -142,8 +135,6 @@ class TestTheRateLimit:
 
 
 class TestCopies:
-    """A listener who may create nodes in an inbox repeats what the tenant has signed."""
-
     def test_a_copy_under_a_high_number_makes_no_later_request_too_old(
         self, lab: Lab, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -159,8 +150,6 @@ class TestCopies:
 
 
 class TestWhatCannotBeCarriedOut:
-    """No name, no bytes and no signed request in an inbox make a turn of the leader fail."""
-
     def test_it_holds_up_nobody(self, lab: Lab) -> None:
         for name in ("foo", "r-1", "r-x000000001", "\u00e9"):
             lab.put("ann", b"{}", name)
@@ -227,8 +216,6 @@ class TestWhatCannotBeCarriedOut:
 
 @pytest.mark.usefixtures("halts")
 class TestOneTransaction:
-    """The change, its answer and the removal of the request are done in the term, or not at all."""
-
     def test_a_removed_leader_carries_out_nothing(self, lab: Lab) -> None:
         assert lab.store.leader.election("two", {}).remove("one")
         with pytest.raises(LeadershipLost):

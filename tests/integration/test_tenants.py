@@ -61,8 +61,6 @@ def manifest(name: str = "digits", **changes: Any) -> JobManifest:
 
 
 class Leader:
-    """The part of a leading controller that serves tenants."""
-
     def __init__(self, session: Session) -> None:
         self.store = ClusterStore(open_cluster(session, LAB), by="admin@here")
         election = self.store.leader.election("one", {})
@@ -78,7 +76,6 @@ class Leader:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Serve all the time, as a controller does."""
         ends, errors = threading.Event(), []
 
         def work() -> None:
@@ -106,7 +103,6 @@ class Leader:
         assert self.writer.commit([life_write(self.store.paths, stored, life)])
 
     def remove(self, job: str) -> None:
-        """Remove the records of an ended job."""
         self.store.jobs.delete(job)
         assert self.writer.remove_job(self.store.jobs.get(job))
 
@@ -131,7 +127,6 @@ Open = Callable[[str], TenantStore]
 
 @pytest.fixture
 def tenant(words: dict[str, str], zk_hosts: str) -> Iterator[Open]:
-    """Open the cluster for a tenant, in a session of its own."""
     sessions = []
 
     def opened(name: str) -> TenantStore:
@@ -149,7 +144,6 @@ def tenant(words: dict[str, str], zk_hosts: str) -> Iterator[Open]:
 
 @pytest.fixture
 def raw(zk_hosts: str) -> Iterator[Callable[..., KazooClient]]:
-    """Connect an attacker, who may have proved identities, with ZooKeeper's own client."""
     clients = []
 
     def connected(*known: Access) -> KazooClient:
@@ -291,8 +285,6 @@ class TestWhatATenantMay:
 
 
 class TestAnAttacker:
-    """A tenant, or somebody with no secret at all, who speaks ZooKeeper's protocol."""
-
     @pytest.fixture
     def jobs(self, leader: Leader, tenant: Open) -> None:
         with leader.serving():

@@ -155,7 +155,6 @@ class ClusterMachine(RuleBasedStateMachine):
         conducts: tuple[str, ...],
         seed: int | None,
     ) -> None:
-        """Let something happen, and then some rounds pass, in which the policy may change."""
         world = self.world
         for kind, what, at in events:
             self.happens(kind, what, at)
@@ -183,7 +182,6 @@ class ClusterMachine(RuleBasedStateMachine):
             world.agent_spawns(host, job)
 
     def one_round(self, hosts: dict[str, str]) -> None:
-        """Let a round pass in which each of ``hosts`` conducts itself so."""
         world = self.world
         world.turn()
         for host, conduct in hosts.items():
@@ -217,7 +215,6 @@ class ClusterMachine(RuleBasedStateMachine):
             self.user(names[at % len(names)], what)
 
     def user(self, name: str, what: str) -> None:
-        """Let a user ask something for a job, if a client does not refuse it."""
         job = self.world.jobs[name]
         if what == "forget":
             if job.life.state is LifeState.ENDED:
@@ -230,7 +227,6 @@ class ClusterMachine(RuleBasedStateMachine):
                 self.world.want(name, priority=int(what))
 
     def with_agents(self) -> list[tuple[str, str]]:
-        """Return the hosts and jobs with an agent or workers, of jobs that are there."""
         machines = self.world.machines.items()
         found = {(host, job) for host, one in machines for job in one.agents}
         found |= {(host, job) for host, one in machines for job, _, _ in one.workers}
@@ -273,7 +269,6 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(events=st.lists(EVENTS, max_size=3), orders=st.integers(0, 3))
     def something_happens_in_a_turn(self, events: list[tuple[str, str, int]], orders: int) -> None:
-        """Let something happen while the leader reads, and while it plans."""
         world, leader = self.world, self.world.leader
         world.reads_jobs(leader)
         for kind, what, at in events[:1]:
@@ -294,7 +289,6 @@ class ClusterMachine(RuleBasedStateMachine):
         assert self.submitted == set(self.world.jobs), "no job is lost"
 
     def teardown(self) -> None:
-        """When all trouble ceases, all jobs end, and no device stays with one."""
         if not hasattr(self, "world"):
             return
         world = self.world
@@ -329,7 +323,6 @@ class ClusterMachine(RuleBasedStateMachine):
         return done and not list(world.entries())
 
     def has_ended_or_waits(self, name: str) -> bool:
-        """Whether a job has ended, or waits for what cannot be: a label, a job that has failed."""
         world, job = self.world, self.world.jobs[name]
         if job.life.state is LifeState.ENDED:
             return True

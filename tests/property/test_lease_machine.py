@@ -44,8 +44,6 @@ class Batch:
 
 @dataclass
 class Machine:
-    """A machine: which `edl host` offers its slots, and the jobs that have some."""
-
     lease: str = NO_LEASE
     leaves: bool = False
     jobs: tuple[str, ...] = ()
@@ -53,8 +51,6 @@ class Machine:
 
 @dataclass
 class LeaseModel:
-    """The engine, its machines, and what leaders have written and heard."""
-
     chance: random.Random
     now_s: float = 1000.0
     table: LeaseTable = field(default_factory=LeaseTable)
@@ -164,7 +160,6 @@ class LeaseModel:
                 return
 
     def host_leaves(self) -> None:
-        """End an `edl host` that was told to, when no job has slots of it."""
         for machine in self.machines.values():
             if machine.lease and machine.leaves:
                 machine.jobs = ()
@@ -183,13 +178,11 @@ class LeaseModel:
                 self._end(name)
 
     def engine_ends_a_lease(self) -> None:
-        """End one whatever runs: its `edl host` may live on."""
         running = [name for name, one in self.engine.items() if one.state is RUNNING]
         if running:
             self._end(self.chance.choice(running), kills=self.chance.random() < 0.5)
 
     def engine_takes_a_machine_back(self) -> None:
-        """Preempt one: it waits again, and what lives there may live on."""
         running = [name for name, one in self.engine.items() if one.state is RUNNING]
         if running:
             name = self.chance.choice(running)
@@ -203,7 +196,6 @@ class LeaseModel:
         self.engine.setdefault("l999", Batch())
 
     def survivors_end(self) -> None:
-        """End each `edl host` whose lease is over, as a machine's keeper does sooner or later."""
         for name, machine in self.machines.items():
             batch = self.engine.get(machine.lease)
             if machine.lease and batch != Batch(RUNNING, name):
@@ -234,7 +226,6 @@ class LeaseModel:
                 machine.jobs = tuple(one for one in machine.jobs if one != job)
 
     def job_gets_slots(self) -> None:
-        """Give a job slots where the leader may: on a host whose lease holds."""
         for host in with_leases(self.view, self.table).hosts:
             machine = self.machines[host.name]
             if host.takes_slots and not machine.jobs and self.jobs:
@@ -251,7 +242,6 @@ class LeaseModel:
         self.now_s += self.chance.choice((0.5, 3.0, 10.0, 30.0))
 
     def calm(self) -> None:
-        """Let everything answer, and everybody do their work, for some minutes."""
         for _ in range(60):
             self.now_s += 10.0
             self.survivors_end()

@@ -55,8 +55,6 @@ class Answer(NamedTuple):
 
 @dataclass
 class FakePool:
-    """Answers every question with the same value or error, and keeps what was submitted."""
-
     answer: Any = None
     error: Exception | None = None
     calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
@@ -75,8 +73,6 @@ class FakePool:
 
 
 class Api:
-    """The application, and the way to it."""
-
     def __init__(self, pool: FakePool, tls: bool = False) -> None:
         from edl.api.app import api_app
         from edl.api.requests import RequestAuthenticator

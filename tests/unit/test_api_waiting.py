@@ -42,7 +42,6 @@ AWAY = CoordinationError("ZooKeeper did not answer")
 def wait(
     looks: Sequence[ClusterJobStatus | Exception], timeout_s: float = 60.0, cut_after: int = 99
 ) -> ClusterJobStatus:
-    """Wait for a job that looks so one after the other, until somebody ends the wait."""
     left = list(looks)
 
     async def look() -> ClusterJobStatus:

@@ -9,8 +9,7 @@ import pytest
 
 from edl.cluster.host import daemon
 from edl.cluster.host.agents import StartOfRun
-from edl.cluster.host.daemon import ASK_S, MAX_IDENTITIES, NOT_CREATED, AssignedRuns
-from edl.cluster.host.path_probe import PathProbe
+from edl.cluster.host.daemon import ASK_S, MAX_IDENTITIES, NOT_CREATED, AssignedRuns, PathProbe
 from edl.cluster.manifest import JobManifest
 from edl.errors import AccessDenied
 from edl.zookeeper.access import Access
@@ -19,8 +18,6 @@ from edl.zookeeper.reads import Read
 
 
 class FakeSession:
-    """A session that keeps what it has proved."""
-
     def __init__(self) -> None:
         self.identities: list[Access] = []
         self.connected = True
@@ -53,8 +50,6 @@ def test_the_session_is_replaced_when_it_has_proved_many_identities(
 
 
 class FakeJobs:
-    """The jobs of a cluster, of which one has been assigned."""
-
     def __init__(self) -> None:
         self.asked = 0
 

@@ -17,8 +17,6 @@ ATTIC, LAB = Access("attic", "a" * 64), Access("lab", "b" * 64)
 
 
 class ZooKeeper:
-    """The two clusters, as a session sees them."""
-
     def identify(self, *known: Access) -> None: ...
 
     def read_open(self, what: str, issues: list[object]) -> list[object]:
@@ -31,7 +29,6 @@ SESSION = cast(Any, ZooKeeper())
 
 @pytest.fixture(autouse=True)
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the test a user who has the secret of the cluster lab in the state directory."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for name in ("EDL_SECRET", "EDL_SECRET_FILE", "EDL_CLUSTER"):
         monkeypatch.delenv(name, raising=False)

@@ -48,11 +48,11 @@ def test_the_last_line_of_the_log_says_it(places: LogPlaces, agents: HostAgents)
     log = places.of_agent("j", "r1")
     log.write_text(f"{BEGIN}\nedl: a line\n{{no JSON\n{finished}\na warning\n")
     last = LastAgent("r1", 0, "trained 5 steps", is_final=True, ended_s=9.0)
-    assert agents.look(ASSIGNED, [], 9.0) == {"j": last}
-    assert agents.look(ASSIGNED, [], 10.0) == {"j": last}, "it is read once"
+    assert agents.observe(ASSIGNED, [], 9.0) == {"j": last}
+    assert agents.observe(ASSIGNED, [], 10.0) == {"j": last}, "it is read once"
     later = HostAssignment({"j": JobAssignment("r2", (0,))})
-    assert agents.look(later, [], 10.0) == {"j": last}, "of an earlier run"
-    assert agents.look(HostAssignment(), [], 10.0) == {}
+    assert agents.observe(later, [], 10.0) == {"j": last}, "of an earlier run"
+    assert agents.observe(HostAssignment(), [], 10.0) == {}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_after_some_ends_another_one_comes(
     end: AgentEnd, is_final: bool, has_left: bool, places: LogPlaces, agents: HostAgents
 ) -> None:
     places.of_agent("j", "r1").write_text(f"{BEGIN}\n{last_line(end, exit_code=9)}\n")
-    found = agents.look(ASSIGNED, [], 9.0)["j"]
+    found = agents.observe(ASSIGNED, [], 9.0)["j"]
     assert (found.is_final, found.has_left, found.exit_code) == (is_final, has_left, 9)
     assert found.reason == f"the agent has ended: {end}"
 
@@ -81,13 +81,13 @@ def test_after_some_ends_another_one_comes(
 def test_an_agent_that_was_killed_says_nothing(places: LogPlaces, agents: HostAgents) -> None:
     earlier = last_line(AgentEnd.ERROR)
     places.of_agent("j", "r1").write_text(f"{BEGIN}\n{earlier}\n{BEGIN}\nedl: a line\n")
-    assert agents.look(ASSIGNED, [AGENT], 5.0) == {}
-    found = agents.look(ASSIGNED, [], 9.0)["j"]
+    assert agents.observe(ASSIGNED, [AGENT], 5.0) == {}
+    found = agents.observe(ASSIGNED, [], 9.0)["j"]
     assert (found.reason, found.exit_code, found.failures) == ("the agent was killed", None, 1)
-    assert agents.look(ASSIGNED, [AGENT], 10.0)["j"] == found
-    assert agents.look(ASSIGNED, [], 11.0)["j"].failures == 2
-    assert agents.look(ASSIGNED, [AGENT], 12.0)["j"].failures == 2
-    assert agents.look(ASSIGNED, [], 99.0)["j"].failures == 0, "it has lived"
+    assert agents.observe(ASSIGNED, [AGENT], 10.0)["j"] == found
+    assert agents.observe(ASSIGNED, [], 11.0)["j"].failures == 2
+    assert agents.observe(ASSIGNED, [AGENT], 12.0)["j"].failures == 2
+    assert agents.observe(ASSIGNED, [], 99.0)["j"].failures == 0, "it has lived"
 
 
 def test_the_reason_of_an_agent_is_one_line_without_terminal_sequences(
@@ -96,7 +96,7 @@ def test_the_reason_of_an_agent_is_one_line_without_terminal_sequences(
     """Its log is that of a tenant's user, and what it says goes to the log of `edl host`."""
     line = last_line(AgentEnd.ERROR, reason="\x1b[2J\nforged\ud800")
     places.of_agent("j", "r1").write_text(f"{BEGIN}\n{line}\n")
-    assert agents.look(ASSIGNED, [], 9.0)["j"].reason == "\ufffd[2J forged\ufffd"
+    assert agents.observe(ASSIGNED, [], 9.0)["j"].reason == "\ufffd[2J forged\ufffd"
 
 
 def test_the_end_of_an_agent_that_another_edl_host_has_started_is_told_at_once(
@@ -107,7 +107,7 @@ def test_the_end_of_an_agent_that_another_edl_host_has_started_is_told_at_once(
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         found = [replace(AGENT, pid=process.pid)]
         for now_s in (1.0, 2.0):
-            agents.look(ASSIGNED, found, now_s)
+            agents.observe(ASSIGNED, found, now_s)
         assert not ended.is_set()
         process.kill()
         assert ended.wait(20.0)
@@ -115,7 +115,7 @@ def test_the_end_of_an_agent_that_another_edl_host_has_started_is_told_at_once(
 
 def test_one_that_cannot_be_started_is_told(agents: HostAgents) -> None:
     agents.failed_to_start("j", "r1", OSError(28, "No space left on device"), 5.0)
-    found = agents.look(ASSIGNED, [], 5.0)["j"]
+    found = agents.observe(ASSIGNED, [], 5.0)["j"]
     assert found.reason == "the agent cannot be started: No space left on device"
     assert found.failures == 1
 
@@ -174,4 +174,4 @@ def test_a_log_that_cannot_be_looked_at_is_none(
         raise OSError(116, "Stale file handle")
 
     monkeypatch.setattr(Path, "exists", stale)
-    assert agents.look(ASSIGNED, [], 5.0) == {}
+    assert agents.observe(ASSIGNED, [], 5.0) == {}

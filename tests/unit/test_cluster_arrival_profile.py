@@ -17,7 +17,6 @@ RUNNING = LifeState.RUNNING
 
 
 def sizes_over(world: World, seconds: int, job: str = "a") -> list[int]:
-    """Return the numbers of workers that the job trains with one after another."""
     found: list[int] = []
     for _ in range(seconds):
         world.round()
@@ -27,7 +26,6 @@ def sizes_over(world: World, seconds: int, job: str = "a") -> list[int]:
 
 
 def profiled(*slots: int, policy: str = "max_min", **request: object) -> World:
-    """Return a cluster in which a job of unknown speed has just begun to train."""
     world = World(*slots, policy=policy)
     world.submit("a", left=1e6, **{"min": 1, "max": 8, "profile": Profile(), **request})
     world.until(lambda: world.state("a") is RUNNING)

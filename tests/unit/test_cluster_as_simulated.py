@@ -25,7 +25,6 @@ JOBS = {
 
 
 def rate(slots: int) -> float:
-    """Return the samples a second on so many slots."""
     return 1 / (1 - PARALLEL + PARALLEL / slots)
 
 

@@ -23,7 +23,6 @@ def short(second_s: float = 0.5, **changes):
 
 
 def long(left: float = 300, **changes):
-    """Return a job whose second slot is of no use."""
     return job("long", max_slots=2, model=Steps(left, {1: 1.0, 2: 1.0}), **changes)
 
 
@@ -243,8 +242,6 @@ def test_a_job_that_no_node_can_hold_waits() -> None:
 
 @dataclass(frozen=True)
 class Ranged:
-    """Batches of 8, 16, 32: a larger one is worth less, and each step has a second of its own."""
-
     error: StepTimeError = EXACT
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:

@@ -18,7 +18,6 @@ def starting(*slots: int, **request: int) -> World:
 
 
 def begins(world: World) -> None:
-    """Let the job get a run, of which no agent has started a worker yet."""
     for _ in range(20):
         run = world.jobs["a"].run
         if run is not None and run.token == world.jobs["a"].life.run and not run.state.over:

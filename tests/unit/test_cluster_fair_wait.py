@@ -23,7 +23,6 @@ def test_the_fair_wait_grows_with_the_part_of_the_cluster(least, slots, expected
 
 
 def after(known: JobWait, span_s: float, runs: bool, rest_s: float = 5000.0) -> JobWait:
-    """Return the account at 1,000 s: a fair wait is 60 s, a turn 600 s."""
     return next_wait(known, span_s, runs, 1000.0, 60.0, 600.0, rest_s)
 
 

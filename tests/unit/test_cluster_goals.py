@@ -16,7 +16,7 @@ from edl.cluster.lifecycle import (
 )
 from edl.cluster.manifest import JobManifest
 from edl.cluster.records import Goal, Wanted
-from edl.cluster.store import StoredJob
+from edl.cluster.view import JobView
 from edl.cluster.writer import jobs_to_remove
 from edl.errors import UsageError
 
@@ -26,8 +26,8 @@ ENDED = JobLifecycle(LifeState.ENDED, result=LifeResult.DELETED, ended_s=5.0)
 LATER = 1e9  # longer than ended jobs are kept
 
 
-def stored(life: JobLifecycle, wanted: Wanted) -> StoredJob:
-    return StoredJob("digits", 7, 1.0, MANIFEST, wanted, life, 0)
+def stored(life: JobLifecycle, wanted: Wanted) -> JobView:
+    return JobView("digits", 7, MANIFEST, 1.0, wanted, life)
 
 
 def test_a_job_that_is_deleted_ends_and_one_that_has_ended_is_removed() -> None:

@@ -60,7 +60,6 @@ def file(tmp_path: Path) -> HistoryFile:
 
 
 def story(log: Log) -> None:
-    """Log a job that grows, shrinks and finishes, and one that still runs."""
     log.submitted(0, "a")
     log.state(1, "a", LifeState.STARTING)
     log.slots(1, "a", h0=2)
@@ -155,7 +154,6 @@ def test_a_slow_zookeeper_holds_up_nobody_else(file: HistoryFile) -> None:
     others = []
 
     def slow(after: int) -> Sequence[Numbered]:
-        """While this goes on, another process reads and fills the file."""
         found = log.read(after)
         if not others:
             others.append(file.fill(log.read, UID))

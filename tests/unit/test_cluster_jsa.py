@@ -26,7 +26,6 @@ class Shared(Steps):
 
 
 def tuned(name: str, **changes) -> ClusterJob:
-    """10 samples fit into a slot, it trains with 10 to 40. A full slot makes 10 in 2 s."""
     values = {"batch": 10, "batches": (10, 40), "local_batches": (1, 10), "model": Shared()}
     return job(name, **(values | changes))
 

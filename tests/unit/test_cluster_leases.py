@@ -24,9 +24,11 @@ from edl.cluster.lifecycle import JobLifecycle, LifeState
 from edl.cluster.plan import plan
 from edl.cluster.policies.simple import MaxMin
 from edl.cluster.records import (
+    LACKS,
     ClusterRecord,
     Goal,
     HostAssignment,
+    HostFailure,
     HostLease,
     HostOffer,
     HostReport,
@@ -49,8 +51,6 @@ LIMITS = LeaseLimits(Shape(2), max_hosts=3, idle_s=30.0, start_s=100.0)
 
 @dataclass
 class Loan:
-    """A cluster, an engine that does what it is told, and the time."""
-
     limits: LeaseLimits = LIMITS
     now_s: float = 1000.0
     table: LeaseTable = field(default_factory=LeaseTable)
@@ -65,13 +65,11 @@ class Loan:
         self.jobs[name] = JobView(name, order, Request(max=slots, **request))  # type: ignore[arg-type]
 
     def host(self, name: str, lease: str = "", *jobs: str, **offered: Any) -> None:
-        """Let a host offer two slots, of which jobs have some."""
         assigned = HostAssignment({job: JobAssignment("r", (n,)) for n, job in enumerate(jobs)})
         offer = HostOffer(2, lease=lease, **offered)
         self.hosts[name] = HostView(name, offer, assigned=assigned, report=HostReport())
 
     def runs(self, lease: str, host: str, *jobs: str) -> None:
-        """Let the engine start a lease on a host, which offers its slots."""
         self.engine[lease] = HostLease(RUNNING, host)
         self.host(host, lease, *jobs)
 
@@ -82,7 +80,6 @@ class Loan:
         return ClusterView(jobs, hosts, settings, queues=self.queues)
 
     def decide(self, answers: bool = True) -> LeaseDecision:
-        """Decide and write, but carry nothing out."""
         answer = self.engine if answers else None
         self.offers = own_offers(self.view, self.offers, self.now_s)
         view = with_offers(self.view, self.offers)
@@ -91,20 +88,17 @@ class Loan:
         return found
 
     def turn(self, after_s: float = 0.0) -> LeaseDecision:
-        """Decide some time later, write, and let the engine queue what is asked for."""
         self.now_s += after_s
         found = self.decide()
         self.engine |= {name: HostLease(ASKED) for name in found.ask}
         return found
 
     def lent(self, name: str) -> bool:
-        """Return whether jobs may get slots of a host."""
         hosts = with_leases(self.view, self.table).hosts
         return next(one for one in hosts if one.name == name).takes_slots
 
 
 def with_host(*jobs: str) -> Loan:
-    """Return a cluster with one lease, whose host is there."""
     loan = Loan()
     for job in jobs or ("a",):
         loan.job(job)
@@ -257,26 +251,29 @@ def test_nothing_is_asked_for_a_job_that_a_host_could_not_help() -> None:
     assert loan.turn().ask == ("l1",)
 
 
-def test_nothing_is_asked_for_a_job_whose_files_a_borrowed_host_lacks() -> None:
-    loan = with_host("a")
+def lacking(loan: Loan, host: str = "n1") -> Loan:
     loan.job("b", required_paths={"/data/": "the job's data /data/"})
-    report = HostReport(paths={"/data/": False})
-    loan.hosts["n1"] = replace(loan.hosts["n1"], report=report)
-    assert loan.turn().ask == ()
-
-
-def lacking(files: bool = False) -> Loan:
-    """Return a cluster whose only host, a lent one, has said whether it has the files of job b."""
-    loan = Loan()
-    loan.job("b", required_paths={"/data/": "the job's data /data/"})
-    loan.turn()
-    loan.runs("l1", "n1")
-    loan.hosts["n1"] = replace(loan.hosts["n1"], report=HostReport(paths={"/data/": files}))
+    reason = f"{LACKS}the job's data /data/"
+    failure = HostFailure(loan.jobs["b"].order, reason, loan.now_s, False)
+    assigned = replace(loan.hosts[host].assigned, failures={"b": failure})
+    loan.hosts[host] = replace(loan.hosts[host], assigned=assigned)
     return loan
 
 
+def test_nothing_is_asked_for_a_job_whose_files_a_borrowed_host_lacks() -> None:
+    assert lacking(with_host("a")).turn().ask == ()
+
+
+def with_lent_host() -> Loan:
+    loan = Loan()
+    loan.job("a")
+    loan.turn()
+    loan.runs("l1", "n1")
+    del loan.jobs["a"]
+    return lacking(loan)
+
+
 def without_hosts_of(loan: Loan) -> Loan:
-    """Let the idle host be given back, and be gone."""
     loan.turn()
     assert loan.turn(30).give_back == (ReleaseHost("l1", 60.0),)
     loan.hosts.clear()
@@ -286,7 +283,7 @@ def without_hosts_of(loan: Loan) -> Loan:
 
 
 def test_hosts_do_not_come_and_go_for_a_job_whose_files_they_lack() -> None:
-    loan = lacking()
+    loan = with_lent_host()
     why = "asks for no host on behalf of jobs that need /data/ for an hour: n1 lacks it"
     assert loan.turn().news == ((why, "n1"),)
     without_hosts_of(loan)
@@ -298,17 +295,8 @@ def test_hosts_do_not_come_and_go_for_a_job_whose_files_they_lack() -> None:
     assert loan.turn(200).table.wanted == 2, "an hour is over"
 
 
-def test_a_host_of_an_engine_that_has_the_files_is_asked_for_again() -> None:
-    loan = without_hosts_of(lacking())
-    loan.job("d", 1)
-    loan.turn()
-    loan.runs("l2", "n2")
-    loan.hosts["n2"] = replace(loan.hosts["n2"], report=HostReport(paths={"/data/": True}))
-    assert loan.turn(1).table.wanted == 2
-
-
 def test_who_halts_and_resumes_a_job_has_hosts_asked_for_again() -> None:
-    loan = without_hosts_of(lacking())
+    loan = without_hosts_of(with_lent_host())
     assert loan.turn(60).ask == ()
     job = loan.jobs["b"]
     loan.jobs["b"] = replace(job, wanted=Wanted(goal=Goal.HALT))
@@ -318,13 +306,13 @@ def test_who_halts_and_resumes_a_job_has_hosts_asked_for_again() -> None:
 
 
 def test_a_job_that_runs_asks_for_no_host_that_lacks_its_files() -> None:
-    loan = lacking()
+    loan = with_lent_host()
     loan.jobs["b"] = replace(loan.jobs["b"], life=JobLifecycle(state=LifeState.RUNNING, run="r"))
     assert loan.turn().table.wanted == 0
 
 
 def test_a_job_says_that_no_host_is_borrowed_for_it_and_why() -> None:
-    loan = without_hosts_of(lacking())
+    loan = without_hosts_of(with_lent_host())
     loan.table = replace(loan.table, engine="slurm")
     reasons = plan(with_leases(loan.view, loan.table), MaxMin(), loan.now_s).reasons
     assert reasons["b"].endswith(

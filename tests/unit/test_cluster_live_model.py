@@ -27,7 +27,6 @@ from edl.step.batching import Batching
 def job(
     life: JobLifecycle | None = None, request: dict[str, Any] | None = None, **known: Any
 ) -> JobView:
-    """Return a job of which so much is known."""
     measured = JobMeasurements(**{"global_batch": 64, **known})
     return JobView(
         "a", 1, Request(**(request or {})), life=life or JobLifecycle(), measured=measured
@@ -61,7 +60,6 @@ def test_models_that_are_read_together_are_fitted_together_and_once(
     monkeypatch.setattr(module, "_FITTED", {})
 
     def steps(drift: float) -> list[tuple[StepTimeSample, ...]]:
-        """Return what three jobs have measured, and measure again a little later."""
         times = [(StepTimeSample(2, 1, 32, step_s * drift)) for step_s in (0.5, 0.6, 0.7)]
         return [(one,) for one in times]
 
@@ -133,7 +131,6 @@ def test_the_users_number_of_steps_counts_if_the_job_does_not_know() -> None:
 
 
 def left_s(one: JobView, now_s: float) -> float:
-    """Return the estimated seconds left on the fewest slots."""
     model = live_model(one, now_s)
     return model.steps_left(64) * model.step_s((one.min_slots,), 64)
 

@@ -165,7 +165,6 @@ class Worker:
         self.reads = 0
 
     def answer(self, *request: object) -> tuple[int, bytes]:
-        """Return the answer of `edl host` to a request, whose path is the last but one argument."""
         path = str(request[-2])
         if "?" not in path:
             return 200, json.dumps({"w0": bytes_in(self.log)}).encode()
@@ -179,7 +178,6 @@ class Worker:
 
 
 def reader_of(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> ClusterJobLogs:
-    """Return a reader of the log of ``worker``, w0 of job j on host h, which has looked."""
     monkeypatch.setattr("edl.cluster.client.logs.send_change", worker.answer)
     monkeypatch.setattr("edl.cluster.client.logs.choose_job", Mock(side_effect=UnknownJob("j")))
     access = Access("lab", "0" * 64)
@@ -190,7 +188,7 @@ def reader_of(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> ClusterJobLogs
     store.jobs.log_access.return_value = access
     store.hosts.list.return_value = [host]
     reader = ClusterJobLogs(store, "j", None)
-    reader.look()
+    reader.poll()
     return reader
 
 
@@ -210,7 +208,7 @@ def test_an_event_of_a_newer_edl_leaves_the_others(
     )
     run = SimpleNamespace(events=events, snapshot=lambda: Snapshot(make_job()))
     monkeypatch.setattr("edl.cluster.client.logs.choose_job", lambda *_, **__: run)
-    reader.look()
+    reader.poll()
     assert reader.tails == {"w7": "last\n"}
 
 

@@ -27,7 +27,6 @@ def lose(world: World, host: str) -> None:
 
 
 def halted(world: World) -> list[str]:
-    """Return what has happened to jobs that lost all slots, from the story of the world."""
     return [line for line in world.story if "-> halting" in line]
 
 

@@ -18,7 +18,6 @@ RULE = Pollux(population=40, generations=40)
 
 
 def seen(*slots: int, hosts: int = 1) -> tuple[StepTimeSample, ...]:
-    """Return steps of 10 samples a slot that took 1 s with each of these numbers of slots."""
     return tuple(StepTimeSample(count, hosts, 10, 1.0, 1.0) for count in slots)
 
 

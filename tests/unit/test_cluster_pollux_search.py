@@ -22,7 +22,6 @@ EFFORT = SearchBudget(population=40, generations=60, patience=60)
 
 
 def problem(slots: Sequence[int], present: Sequence[Sequence[int]], power: float = 1.0) -> Problem:
-    """Jobs whose speedup is a power of their slots, wherever they are."""
     jobs, nodes, total = len(present), len(slots), sum(slots)
     by_slots = np.arange(total + 1.0) ** power
     return Problem(

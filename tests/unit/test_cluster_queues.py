@@ -34,7 +34,6 @@ def sizes(world: World) -> dict[str, int]:
 
 
 def halted(world: World) -> list[str]:
-    """Return what has happened to jobs that lost all slots, from the story of the world."""
     return [line for line in world.story if "running -> halting" in line]
 
 

@@ -147,7 +147,6 @@ def test_nothing_is_removed_in_what_takes_the_place_of_the_directory(
     remove = shutil.rmtree
 
     def swap(path: str, *rest: object, **options: Any) -> None:
-        """Remove ``path``, after another user has put a link in the place of the directory."""
         if not root.is_symlink():
             root.rename(tmp_path / "moved")
             root.symlink_to(tmp_path / "home")
@@ -211,7 +210,7 @@ def test_they_go_when_the_run_has_ended_here(tmp_path: Path, agents: HostAgents)
     line = "edl host: an agent starts\n" + json.dumps(over.to_json())
     (tmp_path / "agents/j-r1.log").write_text(line)
     assigned = HostAssignment({"j": JobAssignment("r1", (0,))})
-    agents.look(assigned, [], 9.0)
+    agents.observe(assigned, [], 9.0)
     assert not left(assigned.jobs["j"])
 
 

@@ -15,7 +15,6 @@ NOISE = np.exp(0.1 * np.random.default_rng(0).standard_normal(len(SLOTS)))
 
 
 def rms(found, true=SMOOTH) -> float:
-    """Return the root mean square of the differences of logarithms."""
     return float(np.sqrt(np.mean(np.log(found / true) ** 2)))
 
 

@@ -9,7 +9,6 @@ from edl.spec import Sizes
 
 
 def sized(name: str, size: int, present: dict[str, int] | None = None, **more: Any) -> JobSize:
-    """Return a job that is to have ``size`` slots on any of a, b and c, and any number of them."""
     values = {"suggested": (), "limits": {"a": 9, "b": 9, "c": 9}, "fit": Sizes(1, 9).below}
     return JobSize(name, size, present or {}, **(values | more))
 

@@ -26,7 +26,7 @@ from edl.cluster.lifecycle import (
 from edl.cluster.manifest import BatchRange, JobManifest
 from edl.cluster.records import Goal, JobReasons, Wanted
 from edl.cluster.status import ClusterJobDetails, ClusterJobStatus
-from edl.cluster.store import StoredJob
+from edl.cluster.view import JobView
 from edl.status import hidden_jobs_note
 
 NOW_S = 1000.0
@@ -35,16 +35,15 @@ MANIFEST = JobManifest("digits", ("python", "train.py"), 1, 4, cwd="/w")
 
 def job(
     life: JobLifecycle | None = None, wanted: Wanted | None = None, **changes: object
-) -> StoredJob:
+) -> JobView:
     manifest = replace(MANIFEST, **changes)
-    return StoredJob(
+    return JobView(
         manifest.name,
         1,
-        880.0,
         manifest,
+        880.0,
         wanted or Wanted(),
         life or JobLifecycle(since_s=900.0),
-        0,
     )
 
 

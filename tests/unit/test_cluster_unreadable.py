@@ -21,8 +21,8 @@ from edl.cluster.records import (
     Wanted,
 )
 from edl.cluster.runs import RunReader, cluster_view
-from edl.cluster.store import ClusterSnapshot, StoredJob
-from edl.cluster.view import CreateRun, HostView
+from edl.cluster.store import ClusterSnapshot
+from edl.cluster.view import CreateRun, HostView, JobView
 from edl.errors import AccessDenied
 from edl.records import Host, Job
 from edl.zookeeper.paths import JobPaths
@@ -43,7 +43,7 @@ def planned(
     token = run_token(3, 1)
     life = JobLifecycle(state, since_s=990.0, run=token if state.has_run else "", runs=1)
     bad, good = (
-        StoredJob(name, order, 0.0, JobManifest(name, ("x",), 1, 2), Wanted(), own, 0)
+        JobView(name, order, JobManifest(name, ("x",), 1, 2), 0.0, Wanted(), own)
         for name, order, own in (("ann.x", 3, life), ("bob.y", 4, JobLifecycle(since_s=990.0)))
     )
     entry = JobAssignment(token, (0, 1), leaving=leaving, changed_s=1.0)
@@ -92,7 +92,7 @@ def test_one_that_was_not_read_now_goes_on(state: LifeState, leaving: tuple[int,
 
 def test_the_policy_does_not_move_one_that_was_not_read_now() -> None:
     life = JobLifecycle(LifeState.RUNNING, run=run_token(3, 1), runs=1)
-    job = StoredJob("ann.x", 3, 0.0, JobManifest("ann.x", ("x",), 1, 2), Wanted(), life, 0)
+    job = JobView("ann.x", 3, 0.0, JobManifest("ann.x", ("x",), 1, 2), Wanted(), life, 0)
     snapshot = ClusterSnapshot(ClusterRecord(), AllocationRecord(), 0, (job,), (), {})
     view = cluster_view(snapshot, {}, unread={"ann.x": WHY}).by_name["ann.x"]
     assert _why_fixed(view, 0.0) == f"keeps its slots: {WHY}"
@@ -100,7 +100,7 @@ def test_the_policy_does_not_move_one_that_was_not_read_now() -> None:
 
 def test_measurements_that_make_no_sense_are_its_own_trouble() -> None:
     life = JobLifecycle(LifeState.RUNNING, run=run_token(3, 1), runs=1)
-    job = StoredJob("ann.x", 3, 0.0, JobManifest("ann.x", ("x",), 1, 2), Wanted(), life, 0)
+    job = JobView("ann.x", 3, 0.0, JobManifest("ann.x", ("x",), 1, 2), Wanted(), life, 0)
     snapshot = ClusterSnapshot(ClusterRecord(), AllocationRecord(), 0, (job,), (), {})
     runs: Any = {"ann.x": SimpleNamespace(token="z" * 24)}
     view = cluster_view(snapshot, runs).by_name["ann.x"]
@@ -129,7 +129,6 @@ class Nodes:
 
 
 def run_of(name: str) -> dict[str, bytes]:
-    """Return the nodes of a run of the job `name`, by path."""
     p = JobPaths(name)
     spec = JobManifest(name, ("x",), 1, 2, cwd="/").job_spec("")
     records = {p.job: Job(name, spec).to_json(), p.assigned: {}, p.status: {}, p.learned: {}}

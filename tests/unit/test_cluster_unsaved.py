@@ -17,7 +17,6 @@ SHORT = {"min": 2, "max": 2, "hints": Hints(duration_s=100.0)}
 
 
 def trains(saves: bool, preemptible: bool | None) -> World:
-    """Return a cluster where a long job has trained 500 steps in about a minute on all slots."""
     world = running(2, policy="edl", long={**LONG, "preemptible": preemptible})
     one = world.jobs["long"]
     assert one.run is not None

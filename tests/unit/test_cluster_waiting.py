@@ -16,25 +16,23 @@ from edl.cluster.lifecycle import JobLifecycle, LifeState
 from edl.cluster.manifest import JobManifest
 from edl.cluster.records import JobReasons, Wanted
 from edl.cluster.status import ClusterJobStatus
-from edl.cluster.store import StoredJob
+from edl.cluster.view import JobView
 from edl.errors import CoordinationError, TimedOut, UnknownJob, ZooKeeperUnreachable
 
 NOW = ClientLimits(poll_s=0.0)
 MANIFEST = JobManifest("digits", ("x",), 1, 4)
-QUEUED = StoredJob("digits", 7, 1.0, MANIFEST, Wanted(), JobLifecycle(reason="waits"), 0)
+QUEUED = JobView("digits", 7, MANIFEST, 1.0, Wanted(), JobLifecycle(reason="waits"))
 RUNNING = replace(QUEUED, life=JobLifecycle(LifeState.RUNNING, "trains"))
 ENDED = replace(QUEUED, life=JobLifecycle(LifeState.ENDED, "is done"))
 AWAY = ZooKeeperUnreachable("z:1", 10.0)
 
 
 class Jobs:
-    """Answers with one of ``answers`` after the other, and with the last one again and again."""
-
-    def __init__(self, *answers: StoredJob | Exception) -> None:
-        self._answers: Iterator[StoredJob | Exception] = iter(answers)
+    def __init__(self, *answers: JobView | Exception) -> None:
+        self._answers: Iterator[JobView | Exception] = iter(answers)
         self._last = answers[-1]
 
-    def get(self, name: str) -> StoredJob:
+    def get(self, name: str) -> JobView:
         assert name == "digits"
         answer = next(self._answers, self._last)
         if isinstance(answer, Exception):
@@ -43,11 +41,10 @@ class Jobs:
 
 
 def wait(
-    *answers: StoredJob | Exception,
+    *answers: JobView | Exception,
     until: JobCondition = JobCondition.ENDS,
     timeout_s: float | None = None,
 ) -> list[str]:
-    """Return the states and reasons that were told, and the last state."""
     told: list[ClusterJobStatus] = []
     store: Any = SimpleNamespace(jobs=Jobs(*answers), leader=SimpleNamespace(reasons=JobReasons))
     end = wait_for_job(store, "digits", until, timeout_s, told.append, NOW)

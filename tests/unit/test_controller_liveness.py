@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from edl.cluster.controller.liveness import LivenessProbe, LivenessServer
+from edl.cluster.controller.controller import LivenessProbe, LivenessServer
 from edl.cluster.records import ControllerRecord
 from edl.host.adoption import machine_name
 

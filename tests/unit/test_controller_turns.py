@@ -11,8 +11,6 @@ from edl.cluster.controller.controller import BUSY_S, ControllerTerm
 
 
 class Term(ControllerTerm):
-    """A term whose plans have always something to do, and that notes when it removes records."""
-
     def __init__(self) -> None:
         self.tidied = 0
         self._reasons: Any = SimpleNamespace(tell=lambda *_: 1.0)

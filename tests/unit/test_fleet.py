@@ -36,8 +36,6 @@ if [ "$(basename "$0")" = sinfo ]; then [ ! -e {silent} ] || exit 1; printf 'n1\
 
 
 class StandInSlurm:
-    """Commands that note how they are called, and a queue that the test writes."""
-
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         names = ("calls", "queue", "broken", "silent")
         self.calls, self.queue, self.broken, self.silent = (directory / name for name in names)
@@ -51,7 +49,6 @@ class StandInSlurm:
         self.fleet = self.made("--gres=gpu:2")
 
     def made(self, *options: str) -> SlurmFleet:
-        """Return a fleet of the partition `low` with further options of sbatch."""
         return SlurmFleet(COMMAND, "edl-lab-x-", self.directory / "logs", "low", options)
 
     @property
@@ -306,8 +303,6 @@ def test_a_program_of_ray_that_writes_something_else_is_ended(tmp_path: Path) ->
 
 
 class StandInFleet:
-    """An engine that a test can hold up."""
-
     name = "stand-in"
 
     def __init__(self) -> None:
@@ -349,8 +344,6 @@ class StandInFleet:
 
 
 class Leader:
-    """A leader that waits for answers."""
-
     def __init__(self) -> None:
         self.fleet = StandInFleet()
         self.woken = threading.Event()
@@ -377,8 +370,6 @@ def leader() -> Any:
 
 
 def until_done(leader: Leader, what: str, *ask: str, back: tuple[ReleaseHost, ...] = ()) -> None:
-    """Order it after each answer, as a leader does, until it is done."""
-
     def is_done() -> bool:
         leader.order(*ask, back=back)
         return what in leader.fleet.done

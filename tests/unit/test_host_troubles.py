@@ -38,7 +38,6 @@ WAIT_S = 60.0
 
 @pytest.fixture
 def named() -> Iterator[int]:
-    """Yield the pid of a process with a name that is no text."""
     command = [sys.executable, "-S", "-c", NAMED]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

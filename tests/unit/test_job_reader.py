@@ -44,7 +44,6 @@ class Nodes:
         return answers
 
     def reads(self) -> set[str]:
-        """Return the names of the jobs of which something was read since the last call."""
         found, self.asked = self.asked, []
         return {path.removeprefix(f"{self.paths.jobs}/").partition("/")[0] for path in found}
 

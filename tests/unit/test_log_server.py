@@ -19,8 +19,6 @@ JOB, OWN, SECRET = "ann.x", "5" * 64, "of the cluster"
 
 
 class Host:
-    """An `edl host` on which the job of a tenant runs as the user ``uid``."""
-
     def __init__(self, root: Path, uid: int) -> None:
         self.secret = root / "secret.log"
         self.secret.write_text(SECRET)
@@ -34,8 +32,6 @@ class Host:
         self.server = LogServer("127.0.0.1", "lab", "0" * 64, self.places, lambda job: OWN)
 
     def ask(self, name: str = "") -> Response:
-        """Return the answer to a request that the tenant signs with the secret of its job."""
-
         async def answer() -> Response:
             path = f"{LOGS_PATH}/{JOB}/{name}".rstrip("/")
             nonce = self.server._guard.nonce()
@@ -51,7 +47,6 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    """Return a host of which all files belong to the tenant's user: only links tell them apart."""
     return Host(tmp_path, os.geteuid())
 
 

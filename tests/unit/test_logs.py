@@ -262,7 +262,7 @@ class ClusterLogs:
         self.looks = 0
         self.reads = 0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         self.looks += 1
 
     def read(self) -> Iterator[tuple[HostedLog, Iterator[bytes]]]:

@@ -52,7 +52,6 @@ def test_the_shortest() -> None:
 
 
 def long_one() -> str:
-    """Return the long example of the docs."""
     page = (ROOT / "docs" / "reference" / "manifest.md").read_text(encoding="utf-8")
     return page.partition("## The same in long\n\n```yaml\n")[2].partition("```")[0]
 

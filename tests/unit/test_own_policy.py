@@ -59,7 +59,6 @@ STATE = ClusterState([job("a")], nodes(2), {}, 0.0, {})
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return the working directory, from which modules are imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     known = set(sys.modules)
@@ -170,8 +169,6 @@ class TestAnswers:
 
 
 class TestThePage:
-    """The page docs/guides/writing-a-policy.md does what it says."""
-
     @pytest.fixture
     def example(self, here: Path) -> Path:
         block, test = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)

@@ -18,8 +18,6 @@ from edl.zookeeper.election import Write
 
 
 class Leader:
-    """A leader of a world in memory, whose ZooKeeper takes no transaction above ``most_bytes``."""
-
     def __init__(self, world: World, most_bytes: int) -> None:
         self.world = world
         self.most_bytes = most_bytes
@@ -37,7 +35,6 @@ class Leader:
         return True
 
     def round(self) -> ClusterPlan:
-        """One turn of the leader, then of all others."""
         world, leader = self.world, self.world.leader
         world.reads_jobs(leader)
         read: Any = SimpleNamespace(
@@ -63,29 +60,6 @@ def leader(monkeypatch: pytest.MonkeyPatch, world: World, most_bytes: int) -> Le
     for limit in ("MAX_BYTES", "TRANSACTION_BYTES"):
         monkeypatch.setattr(f"edl.cluster.controller.controller.{limit}", most_bytes)
     return Leader(world, most_bytes)
-
-
-def test_a_part_that_is_too_large_is_written_with_fewer_paths(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else a job on all hosts would keep the whole cluster from getting anything."""
-    world = World(*[2] * 8, policy="fifo")
-    world.submit("wide", left=100, min=16, max=16)
-    paths = [f"/data/{'x' * 300}-{number}" for number in range(12)]
-    for number, path in enumerate(paths):
-        world.submit(f"j{number}", left=3, max=1, required_paths={path: "the job's data"})
-    one = leader(monkeypatch, world, 12_000)
-    found = one.round()
-    assert world.state("wide") is LifeState.STARTING
-    asked = found.assigned["h0"].paths
-    assert list(asked) == paths[: len(asked)]
-    assert 0 < len(asked) < len(paths)
-    found = one.round()
-    assert list(found.assigned["h0"].paths) == paths
-    for _ in range(30):
-        one.round()
-    assert {job.life.state for job in world.jobs.values()} == {LifeState.ENDED}
-    assert one.said == []
 
 
 def test_a_part_that_does_not_fit_is_left_out_and_holds_up_no_other_one(

@@ -16,8 +16,6 @@ QUEUED, RUNNING = JobLifecycle(since_s=5.0), JobLifecycle(LifeState.RUNNING, sin
 
 
 class Writer:
-    """Keeps what is written."""
-
     paths = ClusterPaths("lab")
 
     def __init__(self) -> None:

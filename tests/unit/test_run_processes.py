@@ -14,8 +14,6 @@ OF_B = RunProcess(20, 2, "b", "r1")
 
 
 class Scans:
-    """Looks at ``/proc``, each with its own result."""
-
     def __init__(self, *results: Sequence[RunProcess]) -> None:
         self.left = list(results)
 

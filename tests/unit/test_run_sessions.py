@@ -20,8 +20,6 @@ from edl.errors import CoordinationError, LeadershipLost
 
 
 class FakeSession:
-    """A session that notes whether it was closed, and how often it has caught up."""
-
     def __init__(self) -> None:
         self.is_closed = False
         self.connected = True
@@ -35,8 +33,6 @@ class FakeSession:
 
 
 class FakeReader:
-    """A reader whose runs are the secrets that it was asked for."""
-
     most = MAX_JOBS
 
     def __init__(self, session: FakeSession, on_change: object) -> None:

@@ -21,8 +21,6 @@ RUN, OTHER = ("a", "r1"), ("b", "r2")
 
 
 class Systemd:
-    """It notes what it is asked, and answers as it is told."""
-
     def __init__(self) -> None:
         self.asked: list[tuple[str, ...]] = []
         self.refuses: dict[str, str] = {}  # a verb -> why
@@ -37,7 +35,6 @@ class Systemd:
         return subprocess.CompletedProcess(list(words), int(why is not None), listed, why or "")
 
     def verbs(self) -> list[tuple[str, str]]:
-        """Return the verb and the unit of each call, in order."""
         named = [tuple(one for one in words if one.endswith(".slice")) for words in self.asked]
         return [
             (words[1], name)

@@ -50,7 +50,6 @@ class Cluster:
         return True
 
     def serve(self, reasons: dict[str, str], now_s: float = 10.0) -> float:
-        """Serve the tenants, of whose jobs each waits for one of the ``reasons``."""
         lives = dict.fromkeys(reasons, JobLifecycle(since_s=5.0))
         return self.requests.serve((), ClusterPlan(reasons=reasons), lives, now_s)
 

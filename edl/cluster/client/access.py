@@ -31,7 +31,6 @@ NO_CLUSTER = ""  # as `--cluster ''`: a job of no cluster is meant
 def open_cluster_store(
     session: Session, name: str | None, secret: str | None = None
 ) -> ClusterStore:
-    """Return the records of a cluster, which `session` then belongs to."""
     word = parsed_word(secret or config.load().secret or "")
     if word is not None:
         return open_tenant_store(session, name or config.load().cluster, *word)
@@ -42,7 +41,6 @@ def open_cluster_store(
 
 
 def known_access(session: Session, name: str | None, secret: str | None = None) -> Access:
-    """Return the name and the secret of a cluster that exists, as far as they are known here."""
     names, name = cluster_names(session), name or config.load().cluster
     if name is not None:
         ClusterPaths(name)
@@ -67,7 +65,6 @@ def known_access(session: Session, name: str | None, secret: str | None = None) 
 
 
 def known_accesses(session: Session, names: Sequence[str], secret: str | None) -> list[Access]:
-    """Return the name and secret of each cluster in `names` that a secret known here opens."""
     given, state = secret or config.load().secret, config.state_dir()
     known = [Access(n, one) for n in names for one in candidates(state, n, given, of=CLUSTERS)]
     session.identify(*known)
@@ -108,7 +105,6 @@ def known_store(session: Session, cluster: str | None) -> ClusterStore | None:
 
 
 def knows_clusters() -> bool:
-    """Return whether a cluster may be meant, though none is named on the command line."""
     own = config.load()
     if own.cluster or own.secret:
         return True
@@ -124,10 +120,10 @@ def user_here() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _meant(found: list[Access], secret: str | None) -> list[Access]:
+def _meant(accesses: list[Access], secret: str | None) -> list[Access]:
     given = secret or config.load().secret
-    opened = [access for access in found if access.secret == given]
-    return opened if len(opened) == 1 else found
+    opened = [access for access in accesses if access.secret == given]
+    return opened if len(opened) == 1 else accesses
 
 
 def _unknown_secret(name: str, secret: str | None) -> str:
@@ -156,7 +152,6 @@ _USER_SPACE = "fuse"  # sshfs, GlusterFS, GPFS gateways and many more
 
 
 def is_on_network(directory: Path) -> bool:
-    """Return whether other machines may use the file system of `directory` at the same time."""
     device = directory.stat().st_dev
     try:
         mounts = _MOUNTS.read_text(errors="replace")

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from edl import config
 from edl.client.connection import SessionClient
-from edl.client.waiting import USUAL, ClientLimits
+from edl.client.waiting import USUAL
 from edl.cluster.client import waiting
 from edl.cluster.client.connection import OpenStore, connected_cluster
 from edl.cluster.client.logs import LogEnd, log_ends
@@ -87,12 +87,8 @@ def manifest_in(file: BinaryIO, source: str) -> JobManifest:
     return manifest.with_absolute_paths(str(Path.cwd()), config.home_dir)
 
 
-# ------------------------------------------------------------
-# The secrets of a cluster as an object for Python programs.
-
-
-class SecretClient:
-    """A client of the secrets that one cluster keeps: :attr:`edl.client.Cluster.secrets`.
+class ClientPart:
+    """The base of the clients of one kind of things of a cluster.
 
     Args:
         open_store: opens the records of the cluster.
@@ -100,6 +96,14 @@ class SecretClient:
 
     def __init__(self, open_store: OpenStore) -> None:
         self._open = open_store
+
+
+# ------------------------------------------------------------
+# The secrets of a cluster as an object for Python programs.
+
+
+class SecretClient(ClientPart):
+    """A client of the secrets that one cluster keeps: :attr:`edl.client.Cluster.secrets`."""
 
     def set(self, name: str, content: str | bytes) -> None:
         """Give a secret to the cluster, or replace it; jobs read it by its name.
@@ -140,15 +144,8 @@ class SecretClient:
 # The policy of a cluster as an object for Python programs.
 
 
-class PolicyClient:
-    """A client of the policy of one cluster: :attr:`edl.client.Cluster.policy`.
-
-    Args:
-        open_store: opens the records of the cluster.
-    """
-
-    def __init__(self, open_store: OpenStore) -> None:
-        self._open = open_store
+class PolicyClient(ClientPart):
+    """A client of the policy of one cluster: :attr:`edl.client.Cluster.policy`."""
 
     def get(self) -> ClusterRecord:
         """Return the settings of the cluster: the policy, its parameters, and the time limits."""
@@ -174,7 +171,7 @@ class PolicyClient:
         with self._open() as store:
             load_policy(policy, parameters)
             return store.settings.change(
-                lambda now: replace(now, policy=policy, parameters=dict(parameters))
+                lambda before: replace(before, policy=policy, parameters=dict(parameters))
             )
 
     def plan(
@@ -200,15 +197,8 @@ class PolicyClient:
 # The queues of a cluster as an object for Python programs.
 
 
-class QueueClient:
-    """A client of the queues of one cluster: :attr:`edl.client.Cluster.queues`.
-
-    Args:
-        open_store: opens the records of the cluster.
-    """
-
-    def __init__(self, open_store: OpenStore) -> None:
-        self._open = open_store
+class QueueClient(ClientPart):
+    """A client of the queues of one cluster: :attr:`edl.client.Cluster.queues`."""
 
     def set(
         self,
@@ -278,15 +268,8 @@ class QueueClient:
 # The hosts of a cluster as an object for Python programs, and a drain that waits for its end.
 
 
-class HostClient:
-    """A client of the hosts of one cluster: :attr:`edl.client.Cluster.hosts`.
-
-    Args:
-        open_store: opens the records of the cluster.
-    """
-
-    def __init__(self, open_store: OpenStore) -> None:
-        self._open = open_store
+class HostClient(ClientPart):
+    """A client of the hosts of one cluster: :attr:`edl.client.Cluster.hosts`."""
 
     def drain(self, host: str, timeout_s: float | None = None) -> None:
         """Let a host have no jobs from now on: those there shrink, or move to other hosts.
@@ -326,30 +309,17 @@ def drain_host(store: ClusterStore, host: str, timeout_s: float | None) -> None:
         TimedOut: jobs are still there after ``timeout_s``; they go on leaving.
     """
     store.hosts.set_drained(host, True)
-    if timeout_s is not None:
-        _wait_for_empty_host(store, host, timeout_s)
+    if timeout_s is None:
+        return
 
+    def jobs_there() -> list[str]:
+        hosts = store.hosts.list()
+        return sorted(job for one in hosts if one.name == host for job in one.assigned.jobs)
 
-def _wait_for_empty_host(
-    store: ClusterStore, host: str, timeout_s: float, limits: ClientLimits = USUAL
-) -> None:
-    """Wait until no job has slots on ``host``; return at once if the cluster has no such host.
-
-    Raises:
-        TimedOut: jobs still had slots there after ``timeout_s`` seconds.
-        CoordinationError: ZooKeeper did not answer for all that time.
-    """
-    jobs: list[str] = []
-
-    def look() -> list[str]:
-        nonlocal jobs
-        jobs = [job for one in store.hosts.list() if one.name == host for job in one.assigned.jobs]
-        return jobs
-
-    for found in looks(look, timeout_s, limits):
-        if not found:
+    for jobs in looks(jobs_there, timeout_s, USUAL):
+        if not jobs:
             return
-    there = ", ".join(sorted(jobs))
+        there = ", ".join(jobs)
     raise TimedOut(
         there,
         f"host {host} is drained, and after {timeout_s:g} s it still has {there}; they go on "
@@ -361,15 +331,8 @@ def _wait_for_empty_host(
 # The tenants of a cluster as an object for Python programs.
 
 
-class TenantClient:
-    """A client of the tenants of one cluster: :attr:`edl.client.Cluster.tenants`.
-
-    Args:
-        open_store: opens the records of the cluster.
-    """
-
-    def __init__(self, open_store: OpenStore) -> None:
-        self._open = open_store
+class TenantClient(ClientPart):
+    """A client of the tenants of one cluster: :attr:`edl.client.Cluster.tenants`."""
 
     def create(self, name: str) -> str:
         """Make a tenant, who may submit, see and steer own jobs only; return its secret.

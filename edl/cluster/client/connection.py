@@ -31,7 +31,6 @@ OpenStore = Callable[[], AbstractContextManager[ClusterStore]]
 def connected_cluster(
     name: str | None, zookeeper: str | None = None, secret: str | None = None
 ) -> Iterator[ClusterStore]:
-    """While entered, provide the records of a cluster in a new ZooKeeper session."""
     with connected(zookeeper) as session:
         yield open_cluster_store(session, name, secret)
 

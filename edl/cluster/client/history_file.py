@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,6 @@ _OWNER = "CREATE TABLE IF NOT EXISTS cluster (uid TEXT NOT NULL)"  # an older ed
 
 
 def history_path(cluster: str) -> Path:
-    """Return the path of the file with the history of a cluster, in this user's state directory."""
     return config.state_dir() / CLUSTERS / cluster / "history.sqlite"
 
 
@@ -90,7 +88,6 @@ class HistoryFile:
         return self._chosen is not None
 
     def fill(self, read: ReadEvents, uid: str) -> int:
-        """Add what has happened since the last call, and return how many events were new."""
         if uid != self._uid:
             self._chosen, self._uid = None, uid
         for path in self._paths(uid):
@@ -104,7 +101,6 @@ class HistoryFile:
         return 0
 
     def _paths(self, uid: str) -> list[Path]:
-        """Return the paths of files that may be those of a cluster, the likeliest first."""
         beside: list[Path] = []
         stem = f"{self._path.stem}-{uid}"
         while (path := self._path.with_name(f"{stem}-{len(beside) + 1}.sqlite")).exists():
@@ -114,7 +110,6 @@ class HistoryFile:
     def jobs(
         self, now_s: float, job: str | None = None, since_s: float = 0.0, most: int = MAX_ROWS
     ) -> tuple[JobHistory, ...]:
-        """Return the jobs of the history, those that were submitted last first."""
         where, values = _where(
             {"job = ?": job, "(ended_s = 0 OR ended_s >= ?)": since_s, "submission >= ?": 0}
         )
@@ -154,7 +149,6 @@ class HistoryFile:
     def audit(
         self, after: int = -1, job: str | None = None, most: int = MAX_ROWS
     ) -> tuple[AuditEntry, ...]:
-        """Return what users have asked for, the oldest first."""
         where, values = _where({"job = ?": job, "number > ?": after})
         rows = self._read(
             f"SELECT record FROM audit WHERE {where} ORDER BY number LIMIT ?", (*values, most)
@@ -169,7 +163,6 @@ class HistoryFile:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """While entered, provide a connection to the file at `path`, made if it is not there."""
     try:
         db = _connected(path)
     except sqlite3.DatabaseError as error:
@@ -185,7 +178,6 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    """Return a connection to a file of this format, which is made if need be."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -208,7 +200,6 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 
 def _choose_journal(db: sqlite3.Connection, is_shared: bool) -> None:
-    """Choose how SQLite writes the file."""
     # A write-ahead log lets others read while one writes. Its index is in memory that the processes
     # of one machine share: written by several, as on NFS, the file would be damaged.
     mode = "DELETE" if is_shared else "WAL"
@@ -238,15 +229,6 @@ def _unusable(path: Path, error: sqlite3.Error) -> DataError:
     )
 
 
-@dataclass(frozen=True)
-class _ReadResult:
-    """The events of a cluster's log that the file does not have yet."""
-
-    events: Sequence[tuple[int, ClusterEvent]]  # the events, each with its number, the oldest first
-    # whether the log has lost events between the last one of the file and `events`
-    has_gap: bool = False
-
-
 def _filled(
     db: sqlite3.Connection, read: ReadEvents, uid: str, clock: Callable[[], float]
 ) -> int | None:
@@ -255,21 +237,27 @@ def _filled(
         if _owner(db) not in (None, uid):
             return None
         known = _last(db)
-        found = _read_after(read, known)
-        if found is None:
-            return None
+        events, has_gap = read(-1) if known is None else (), False
+        if known is not None:
+            # The last one again: it tells whether the file was made from this log.
+            again = list(read(known[0] - 1))
+            is_there = bool(again) and again[0][0] == known[0]
+            if not again or (is_there and _text(again[0][1]) != known[1]):
+                return None
+            # Without it, the log has lost events since then.
+            events, has_gap = again[1:] if is_there else again, not is_there
         with _transaction(db):
             owner = _owner(db)
             if _last(db) != known or owner not in (None, uid):
                 continue
-            if owner is None and found.has_gap:
+            if owner is None and has_gap:
                 return None  # whose events the file has, nobody can tell
             if owner is None:
                 db.execute("INSERT INTO cluster VALUES (?)", (uid,))
-            if found.has_gap:
+            if has_gap:
                 _end_all(db)
-            _add(db, found.events, clock())
-            return len(found.events)
+            _add(db, events, clock())
+            return len(events)
     return 0
 
 
@@ -281,20 +269,6 @@ def _owner(db: sqlite3.Connection) -> str | None:
 def _last(db: sqlite3.Connection) -> tuple[int, str] | None:
     found: tuple[int, str] | None = db.execute("SELECT number, event FROM log").fetchone()
     return found
-
-
-def _read_after(read: ReadEvents, known: tuple[int, str] | None) -> _ReadResult | None:
-    """Read the events of a cluster's log that come after the last one that the file has."""
-    if known is None:
-        return _ReadResult(read(-1))
-    last, text = known
-    # The last one again: it tells whether the file was made from this log.
-    events = list(read(last - 1))
-    if not events or (events[0][0] == last and _text(events[0][1]) != text):
-        return None
-    if events[0][0] == last:
-        return _ReadResult(events[1:])
-    return _ReadResult(events, has_gap=True)
 
 
 @contextmanager
@@ -310,7 +284,6 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _make(db: sqlite3.Connection) -> None:
-    """Make the tables of this format, within a transaction; what else the file has is removed."""
     named = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
     for (name,) in db.execute(named).fetchall():
         db.execute(f'DROP TABLE "{name}"')
@@ -320,7 +293,6 @@ def _make(db: sqlite3.Connection) -> None:
 
 
 def _add(db: sqlite3.Connection, events: Sequence[tuple[int, ClusterEvent]], now_s: float) -> None:
-    """Add what `events` say, and remove what ended long before the last one of them."""
     if not events:
         return
     rows = db.execute("SELECT record FROM jobs WHERE ended_s = 0").fetchall()
@@ -364,17 +336,16 @@ def _write_jobs(db: sqlite3.Connection, jobs: Mapping[int, JobHistoryState]) -> 
     )
 
 
-def _write_rest(db: sqlite3.Connection, found: EventOutcome) -> None:
-    """Write the intervals and the entry of the audit that an event has added."""
+def _write_rest(db: sqlite3.Connection, outcome: EventOutcome) -> None:
     db.executemany(
         "INSERT INTO intervals VALUES (?, ?, ?, ?, ?, ?)",
         (
             (one.submission, one.job, one.host, one.slots, one.begin_s, one.end_s)
-            for one in found.intervals
+            for one in outcome.intervals
         ),
     )
-    if found.audit is not None:
-        one = found.audit
+    if outcome.audit is not None:
+        one = outcome.audit
         row = one.number, one.job, one.time_s, json.dumps(one.to_json())
         db.execute("INSERT OR REPLACE INTO audit VALUES (?, ?, ?, ?)", row)
 
@@ -397,8 +368,6 @@ END_S = 2.0  # for a look that is under way to end; without it, the next one doe
 
 
 class HistoryThread:
-    """A thread that adds new events of a cluster to its history; a context manager."""
-
     def __init__(
         self,
         cluster: Cluster,
@@ -423,7 +392,6 @@ class HistoryThread:
         self._thread.join(END_S)
 
     def _keep(self) -> None:
-        """Fill the history again and again, until the end."""
         while not self._ends.wait(self._fill_s):
             try:
                 with self._cluster as cluster:

@@ -14,7 +14,7 @@ from edl.client.connection import choose_job
 from edl.cluster.records import LOGS_PATH, PART_BYTES, HostedLog, HostOffer, LogPart, chosen_logs
 from edl.cluster.store import ClusterStore
 from edl.errors import AccessDenied, CoordinationError, RendezvousFailed, UnknownJob, UsageError
-from edl.events import EndedDetails, Event
+from edl.events import EndedDetails
 from edl.host.devices import worker_hosts
 from edl.http.client import send_change
 from edl.http.signing import http_key
@@ -28,28 +28,22 @@ from edl.zookeeper.access import Access
 
 
 ANSWER_S = 10.0  # for `edl host` to answer, beyond the time that it waits for something to be there
-
 WAIT_S = 10.0  # that it waits so, each time
 
 LogPlace = tuple[int, int]  # the number of a file of a log, and an offset in it
 
 BEGINNING: LogPlace = (0, 0)
-
 _FILES = 2  # of a log
-
 MISSED = b"\nedl: what was written here is gone: nobody read it in time\n"
 
 
 @dataclass(frozen=True)
 class HostLogs:
-    """The logs on one host of a cluster, read over HTTP."""
-
     host: str  # the name of the host
     offer: HostOffer  # what the host offers, with the address and port at which `edl host` listens
     access: Access  # the name and the secret of the cluster
 
     def names(self, job: str) -> Mapping[str, int]:
-        """Return the sizes in bytes of the logs of `job` on this host, by the name of the log."""
         status, body = self._get(f"{LOGS_PATH}/{quote(job, safe='')}", 0.0)
         found = json.loads(body) if status == 200 else {}
         return {str(name): int(size) for name, size in found.items()}
@@ -66,7 +60,6 @@ class HostLogs:
     def parts(
         self, job: str, name: str, place: LogPlace, most: float
     ) -> Iterator[tuple[bytes, LogPlace]]:
-        """Yield what is in a log after a place now, in parts, each with the place after it."""
         size = ends = 0
         # A worker may write as fast as this reads.
         while ends < _FILES:
@@ -82,7 +75,6 @@ class HostLogs:
     def part(
         self, job: str, name: str, place: LogPlace = BEGINNING, wait_s: float = 0.0
     ) -> tuple[bytes, LogPlace]:
-        """Return the part of a log that begins at a place, and the place after it."""
         path = f"{LOGS_PATH}/{quote(job, safe='')}/{quote(name, safe='')}"
         query = urlencode({"file": place[0], "from": place[1], "wait_s": wait_s})
         status, body = self._get(f"{path}?{query}", wait_s)
@@ -111,7 +103,6 @@ class HostLogs:
 
 
 AT_ONCE = 16  # hosts that are asked which logs they have
-
 MAX_BYTES = 1 << 22  # of the ends of all logs of a job together
 
 
@@ -129,20 +120,18 @@ class ClusterJobLogs:
     """A reader of the logs of a job's workers on all hosts; it remembers how far each was read."""
 
     def __init__(self, store: ClusterStore, job: str, worker: str | None) -> None:
-        access = store.nodes.session.access
-        assert access is not None
         self._store = store
-        self._access: Access = access
+        self._access = store.nodes.access
         self._job = store.jobs.full_name(job)
         self._signs = store.jobs.log_access(job)
         self._worker = worker
         self._hosts: Mapping[str, HostLogs] = {}
         self._logs: list[HostedLog] = []
         self._places: dict[HostedLog, LogPlace] = {}
-        self._sizes: dict[HostedLog, int] = {}  # by the last look, in bytes
-        # the names of all logs of workers that there are, by the last `look`
+        self._sizes: dict[HostedLog, int] = {}  # by the last poll, in bytes
+        # the names of all logs of workers that there are, by the last `poll`
         self.names: tuple[str, ...] = ()
-        self.silent: dict[str, str] = {}  # host -> why it was not read, of the last `look`
+        self.silent: dict[str, str] = {}  # host -> why it was not read, of the last `poll`
         # worker -> the end of its output, of workers of the last run that have ended
         self.tails: dict[str, str] = {}
 
@@ -150,8 +139,7 @@ class ClusterJobLogs:
     def found(self) -> bool:
         return bool(self._logs)
 
-    def look(self) -> None:
-        """Find out which hosts have which logs; workers and hosts may have come."""
+    def poll(self) -> None:
         offers = {host.name: host.offer for host in self._store.hosts.list()}
         self._hosts = {
             name: HostLogs(name, offer, self._signs)
@@ -171,7 +159,8 @@ class ClusterJobLogs:
         self.silent = {
             host: why
             for host, why in self.silent.items()
-            if host in where.values() and self._worker in (None, *_on(where, host))
+            if (on := [worker for worker, at in where.items() if at == host])
+            if self._worker in (None, *on)
         }
 
     @property
@@ -191,7 +180,6 @@ class ClusterJobLogs:
             return b""
 
     def read(self) -> Iterator[tuple[HostedLog, Iterator[bytes]]]:
-        """Yield each log, with the parts of it that were written since the last call."""
         for log in self._logs:
             yield log, self._parts(log)
 
@@ -217,7 +205,6 @@ class ClusterJobLogs:
             return host.host, {}
 
     def _workers(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the host of each worker of the last run, and the ends of their outputs."""
         session = self._store.nodes.session
         try:
             store = choose_job(session, self._job, secret=self._store.jobs.secret(self._job))
@@ -228,18 +215,19 @@ class ClusterJobLogs:
             return {}, {}
         finally:
             session.identify(self._access)
-        return where, _tails(events)
+        ends = [event.details for event in events if isinstance(event.details, EndedDetails)]
+        tails = {one.worker: one.output_tail for one in ends if one.worker is not None}
+        return where, {worker: tail for worker, tail in tails.items() if tail}
 
 
 def log_ends(
     store: ClusterStore, job: str, worker: str | None, last_bytes: int
 ) -> tuple[LogEnd, ...]:
-    """Return the ends of the logs of a job's workers, from all hosts that have some."""
     life = store.jobs.get(job).life
     if not life.run:
         raise UsageError(f"job {job} has not started yet, so it has no logs: it is {life.state}")
     reader = ClusterJobLogs(store, job, worker)
-    reader.look()
+    reader.poll()
     found, left = [], MAX_BYTES
     for log in reader.logs:
         if left < last_bytes:
@@ -257,17 +245,3 @@ def log_ends(
     if worker is not None and not found:
         raise UsageError(f"job {job} has no log of {worker}")
     return tuple(found)
-
-
-def _tails(events: list[Event]) -> dict[str, str]:
-    """Return the end of the output of each worker that has ended, by the events of a run."""
-    found = {}
-    for event in events:
-        details = event.details
-        if isinstance(details, EndedDetails) and details.worker is not None:
-            found[details.worker] = details.output_tail
-    return {worker: tail for worker, tail in found.items() if tail}
-
-
-def _on(where: Mapping[str, str], host: str) -> list[str]:
-    return [worker for worker, at in where.items() if at == host]

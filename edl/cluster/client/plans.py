@@ -17,13 +17,12 @@ from edl.cluster.status import (
     with_new_decision,
     with_new_host,
 )
-from edl.cluster.store import ClusterSnapshot, ClusterStore, StoredJob
+from edl.cluster.store import ClusterSnapshot, ClusterStore
 from edl.cluster.view import ClusterView, JobView, MeasuredThroughput, RunRecords
 from edl.cluster_policies import load_policy, policy_of
 
 
 def status_of_cluster(store: ClusterStore) -> ClusterStatus:
-    """Return the status of the cluster of `store`: who leads, its hosts, the slots in use."""
     leases, _ = store.leader.leases()
     return status_of_snapshot(store, store.observe(), leases, len(store.leader.controllers()))
 
@@ -46,7 +45,6 @@ def status_of_snapshot(
 def plan_now(
     store: ClusterStore, policy: str | None = None, parameters: Mapping[str, object] | None = None
 ) -> tuple[JobPlan, ...]:
-    """Return the slots that each job of a cluster would get if the policy were asked now."""
     view = read_view(store)
     rule = policy_of(view.settings)
     if policy is not None:
@@ -62,15 +60,13 @@ def plan_with_host(
 
 
 def read_view(store: ClusterStore) -> ClusterView:
-    """Return the jobs, hosts and settings of the cluster of `store`, as a plan reads them."""
     snapshot = store.observe()
     names = [job.name for job in snapshot.jobs]
     runs, measured, unreadable = _runs_and_measured(store, names)
     return cluster_view(snapshot, runs, measured, unreadable)
 
 
-def measured_view(store: ClusterStore, job: StoredJob) -> JobView:
-    """Return `job` with its present or last run, and with what its runs have measured."""
+def measured_view(store: ClusterStore, job: JobView) -> JobView:
     runs, measured, _ = _runs_and_measured(store, [job.name])
     return job_view(job, runs.get(job.name), measured.get(job.name, MeasuredThroughput()))
 
@@ -78,7 +74,6 @@ def measured_view(store: ClusterStore, job: StoredJob) -> JobView:
 def _runs_and_measured(
     store: ClusterStore, names: Sequence[str]
 ) -> tuple[Mapping[str, RunRecords], Mapping[str, MeasuredThroughput], Mapping[str, str]]:
-    """Return the last runs of jobs, what they have measured, and why some cannot be read."""
     session = store.nodes.session
     mine = session.access
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import TypeVar
 
@@ -13,14 +13,14 @@ from edl.cluster.client.plans import measured_view
 from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, LifeState
 from edl.cluster.records import JobReasons
 from edl.cluster.status import ClusterJobDetails, ClusterJobStatus
-from edl.cluster.store import ClusterStore, StoredJob
+from edl.cluster.store import ClusterStore
+from edl.cluster.view import JobView
 from edl.errors import CoordinationError, TimedOut, UnknownJob
 from edl.host.process import EXIT_CODES, AgentEnd
 from edl.zookeeper.events import OnUnreadable, leave_out
 
 UNSEEN = "no controller of the cluster has seen it yet"
 AWAY_S = 600.0  # without an answer of ZooKeeper, after which a wait without a time limit ends
-
 TIMED_OUT = 124  # the exit code of `edl wait` whose time is over; that of timeout(1)
 HALTED = EXIT_CODES[AgentEnd.STOPPED]  # of `edl wait` for a job that a user has halted
 DELETED = EXIT_CODES[AgentEnd.NO_SUCH_JOB]  # of `edl wait` for a job that a user has deleted
@@ -45,10 +45,9 @@ def ignore_status(_status: ClusterJobStatus) -> None:
     """Do nothing with a job's status: the `on_status` of callers that do not want it."""
 
 
-def described(job: StoredJob, said: JobReasons) -> ClusterJobStatus:
-    """Return the status of `job` that users are shown: its state, the reason, slots and times."""
+def described(job: JobView, reasons: JobReasons) -> ClusterJobStatus:
     manifest, life, wanted = job.manifest, job.life, job.wanted
-    reason = said.reason(job.name, life.since_s) if life.state is not LifeState.ENDED else ""
+    reason = reasons.reason(job.name, life.since_s) if life.state is not LifeState.ENDED else ""
     return ClusterJobStatus(
         name=job.name,
         state=life.state,
@@ -57,7 +56,7 @@ def described(job: StoredJob, said: JobReasons) -> ClusterJobStatus:
         result=life.result,
         exit_code=life.exit_code,
         slots=life.slots,
-        surplus=min(life.slots, said.surplus.get(job.name, 0)),
+        surplus=min(life.slots, reasons.surplus.get(job.name, 0)),
         min=manifest.min,
         max=manifest.max,
         np=manifest.requested_np,
@@ -73,11 +72,15 @@ def described(job: StoredJob, said: JobReasons) -> ClusterJobStatus:
 
 
 def details(store: ClusterStore, name: str, now_s: float) -> ClusterJobDetails:
-    """Return the status, manifest, devices and events of the job called `name`."""
-    job, said, hosts = store.jobs.get(name), store.leader.reasons(), store.hosts.list()
+    job, reasons, hosts = store.jobs.get(name), store.leader.reasons(), store.hosts.list()
     entries = {host.name: host.assigned.jobs[name] for host in hosts if name in host.assigned.jobs}
+    history: list[ClusterEvent] = []
+    for _, event in events(store, name):
+        if event.kind is ClusterEventKind.SUBMITTED:  # a former job had the name
+            history = []
+        history.append(event)
     return ClusterJobDetails(
-        job=described(job, said),
+        job=described(job, reasons),
         manifest=job.manifest,
         run=job.life.run,
         devices={host: one.devices for host, one in entries.items() if one.devices},
@@ -85,7 +88,7 @@ def details(store: ClusterStore, name: str, now_s: float) -> ClusterJobDetails:
         not_before_s=job.life.not_before_s,
         slot_s=job.life.attained_s(now_s),
         throughput=throughput_curve(measured_view(store, job), job.life.slots, now_s),
-        history=_since_submission([event for _, event in events(store, name)]),
+        history=tuple(history),
     )
 
 
@@ -95,7 +98,6 @@ def events(
     after: int = -1,
     unreadable: OnUnreadable = leave_out,
 ) -> list[tuple[int, ClusterEvent]]:
-    """Return (number, event) for the events of the cluster, or only those about `job`."""
     found = store.events.read_known(after, unreadable)
     return [one for one in found if job is None or one[1].job == job]
 
@@ -108,7 +110,6 @@ def wait_for_job(
     on_status: OnStatus,
     limits: ClientLimits = USUAL,
 ) -> ClusterJobStatus:
-    """Wait until a job of a cluster trains, or has ended, and return its status then."""
     order: int | None = None
     said: tuple[object, str] | None = None
 
@@ -127,11 +128,11 @@ def wait_for_job(
     for found in looks(look, timeout_s, limits):
         if found.is_over or found.state is until.state:
             return found
-    raise TimedOut(name, _late(name, until, timeout_s, said))
+    state = "" if said is None else f": it is {said[0]} ({said[1]})"
+    raise TimedOut(name, f"job {name} {until.value} after {timeout_s:g} s{state}; it goes on")
 
 
 def wait_exit_code(job: ClusterJobStatus) -> int:
-    """Return the exit code of `edl wait` for a `job` that is over."""
     codes: Mapping[LifeResult | None, int] = {
         LifeResult.FINISHED: 0,
         LifeResult.FAILED: job.exit_code or 1,
@@ -142,7 +143,6 @@ def wait_exit_code(job: ClusterJobStatus) -> int:
 
 
 def looks(look: Callable[[], T], timeout_s: float | None, limits: ClientLimits) -> Iterator[T]:
-    """Yield what `look` returns again and again, until the time is up."""
     begun = answered = time.monotonic()
     while True:
         away: CoordinationError | None = None
@@ -160,19 +160,3 @@ def looks(look: Callable[[], T], timeout_s: float | None, limits: ClientLimits) 
         if is_late:
             return
         time.sleep(limits.poll_s)
-
-
-def _late(
-    name: str, until: JobCondition, timeout_s: float | None, said: tuple[object, str] | None
-) -> str:
-    state = "" if said is None else f": it is {said[0]} ({said[1]})"
-    return f"job {name} {until.value} after {timeout_s:g} s{state}; it goes on"
-
-
-def _since_submission(history: Sequence[ClusterEvent]) -> tuple[ClusterEvent, ...]:
-    found: list[ClusterEvent] = []
-    for event in history:
-        if event.kind is ClusterEventKind.SUBMITTED:
-            found = []
-        found.append(event)
-    return tuple(found)

@@ -11,15 +11,16 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import socket
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Self
 
 from edl.cluster.allocate import KeepAllocation
-from edl.cluster.controller.liveness import LivenessProbe, LivenessServer
 from edl.cluster.controller.policy_runner import PolicyRunner
 from edl.cluster.controller.tenant_requests import TenantRequests
 from edl.cluster.fleet.fleet import Fleet
@@ -30,7 +31,6 @@ from edl.cluster.plan import (
     ClusterPlan,
     PlannedEvent,
     PlanPart,
-    asking_less,
     plan,
     plan_events,
     plan_parts,
@@ -38,13 +38,13 @@ from edl.cluster.plan import (
 )
 from edl.cluster.records import ControllerRecord, LeaseLimits, left_borrowed
 from edl.cluster.runs import JobViews, RunSessions, cluster_view
-from edl.cluster.store import ClusterSnapshot, ClusterStore, StoredJob
+from edl.cluster.store import ClusterSnapshot, ClusterStore
 from edl.cluster.view import (
     Action,
     ClusterView,
     CreateRun,
+    JobView,
     MeasuredThroughput,
-    PlaceRun,
     RunRecords,
     StopRun,
     measurements,
@@ -77,6 +77,7 @@ from edl.errors import (
     UsageError,
     some,
 )
+from edl.host.adoption import is_known_dead
 from edl.records import NO_POLICY, Assigned, Job, JobState
 from edl.zookeeper.access import Access
 from edl.zookeeper.election import Election, FencedSession, Leadership, Write
@@ -95,31 +96,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LeaderRecords:
-    """The records that the leader has read in one turn."""
-
-    # the jobs, hosts and settings of the cluster, with the versions of their nodes
-    snapshot: ClusterSnapshot
-    # the secrets of its jobs, by job; a job without one was never started
-    secrets: Mapping[str, str]
+    snapshot: ClusterSnapshot  # with the versions of the nodes
+    secrets: Mapping[str, str]  # by job; one without it was never started
     kept: Mapping[str, MeasuredThroughput]  # what former runs have measured, by name of the job
     runs: Mapping[str, RunRecords]  # the records of the present or last run, by name of the job
-    mark: Callable[[ClusterView], ClusterView]  # marks the hosts that are not lent any more
+    mark: Callable[[ClusterView], ClusterView] | None  # marks the hosts that are not lent any more
     views: JobViews  # the views of jobs that former turns have made
-    # job -> why the records of its run cannot be read, in a sentence
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-    # job -> why its session does not read now, in a sentence. No order is carried out.
-    unread: Mapping[str, str] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)  # job -> why, in a sentence
+    unread: Mapping[str, str] = field(default_factory=dict)  # the same; no order is carried out
 
     @cached_property
     def view(self) -> ClusterView:
-        """The records that were read, as the `ClusterView` from which a plan is made."""
         why = self.unreadable, self.unread
         view = cluster_view(self.snapshot, self.runs, self.kept, *why, self.views)
         self.views.keep_only({job.name for job in self.snapshot.jobs})
-        return self.mark(view)
+        return view if self.mark is None else self.mark(view)
 
     @cached_property
-    def job_named(self) -> Mapping[str, StoredJob]:
+    def job_named(self) -> Mapping[str, JobView]:
         return {job.name: job for job in self.snapshot.jobs}
 
 
@@ -131,27 +125,31 @@ class LeaderRecords:
 
 
 class RunWriter:
-    """The writer of the runs of a cluster's jobs, during one term of the leader."""
-
     def __init__(self, session_of: Callable[[str], Session]) -> None:
         # how many runs the cluster has; each new one writes its status the less often
         self.count = 0
         self._session_of = session_of
 
     def carry_out(
-        self, order: Action, job: StoredJob, secret: str, last: RunRecords | None = None
+        self, order: Action, job: JobView, secret: str, last: RunRecords | None = None
     ) -> str:
         """Do what an order says (`orders`); return why it was refused, empty if it was not."""
         session = self._session_of(order.job)
         session.identify(Access(order.job, secret))
         try:
             if isinstance(order, CreateRun):
-                return self._create(session, order, job, last)
-            if isinstance(order, PlaceRun):
-                return self._place(session, order)
-            return self._stop(session, order)
+                self._create(session, order, job, last)
+            elif isinstance(order, StopRun):
+                self._stop(session, order)
+            else:
+                nodes = JobNodes(session, order.job)
+                nodes.belong_to(order.run)
+                why = order.reason or "the cluster gives it other slots"
+                if not place_run(nodes, order.devices, order.version, why, order.batch or 0):
+                    return f"the slots of job {order.job} were changed by others"
         except (UsageError, PartlyRemoved, NotRemovable) as error:
             return str(error)
+        return ""
 
     def remove(self, job: str, secret: str) -> bool:
         """Remove the nodes of the last run of a job; return whether they are gone."""
@@ -174,49 +172,32 @@ class RunWriter:
         return True
 
     def _create(
-        self, session: Session, order: CreateRun, job: StoredJob, last: RunRecords | None
-    ) -> str:
-        """Write the records of a new run of a job, which its agents then join; return ""."""
+        self, session: Session, order: CreateRun, job: JobView, last: RunRecords | None
+    ) -> None:
         hosts = {host: len(devices) for host, devices in order.devices.items()}
         spec = job.manifest.job_spec(resume_setting(job.manifest, job.order, last))
-        settings = spec.settings
-        period_s = status_period_s(settings.status_period_s, self.count)
-        settings = replace(settings, status_period_s=period_s)
+        period_s = status_period_s(spec.settings.status_period_s, self.count)
+        settings = replace(spec.settings, status_period_s=period_s)
         spec = replace(spec, np=sum(hosts.values()), settings=settings)
         record = Job(name=order.job, spec=spec, created=time.time(), reserved=True)
         assigned, batch = Assigned(hosts, devices=order.devices), order.batch or 0
         paths = JobPaths(order.job)
         create_job(session, paths, record, assigned, NO_POLICY, order.run, batch, trusted=False)
-        return ""
 
     @staticmethod
-    def _place(session: Session, order: PlaceRun) -> str:
-        """Write the devices and the global batch that a run is to use from now on."""
-        nodes = JobNodes(session, order.job)
-        nodes.belong_to(order.run)
-        why = order.reason or "the cluster gives it other slots"
-        if place_run(nodes, order.devices, order.version, why, order.batch or 0):
-            return ""
-        return f"the slots of job {order.job} were changed by others"
-
-    def _stop(self, session: Session, order: StopRun) -> str:
-        """Write into the record of a run that it is to stop, or that it has stopped; return ""."""
+    def _stop(session: Session, order: StopRun) -> None:
         store = JobStore(session, order.job)
         store.nodes.belong_to(order.run)
+        p = store.paths
         try:
-            if order.checkpoint and self._has_processes(store):
+            # Without processes nobody would save a checkpoint and end the run.
+            if order.checkpoint and any(store.nodes.read(children(p.hosts), children(p.members))):
                 store.set_job_state(JobState.STOPPING, order.reason)
             else:
                 states = (JobState.RUNNING, JobState.STOPPING)
                 store.set_job_state(JobState.STOPPED, order.reason, only_from=states)
         except UnknownJob as error:
             logger.info("%s", error)  # another run has its name, or none
-        return ""
-
-    @staticmethod
-    def _has_processes(store: JobStore) -> bool:
-        p = store.paths
-        return any(store.nodes.read(children(p.hosts), children(p.members)))
 
 
 # ------------------------------------------------------------
@@ -229,15 +210,12 @@ class RunWriter:
 
 
 TRANSACTION_BYTES = 400_000  # ZooKeeper takes 1 MB, and each write costs more than its values
-
 TRANSACTION_WRITES = 250  # a busy server must answer within a session's time-out
 
 Events = Sequence[PlannedEvent]
 
 
 class PlanWriter:
-    """Writes the plans of a controller that leads, in one term, into the cluster's records."""
-
     def __init__(
         self, store: ClusterStore, writer: ClusterWriter, say: Callable[[str], None]
     ) -> None:
@@ -246,62 +224,43 @@ class PlanWriter:
         self._say = say
         self._said = ""
 
-    def write(self, read: LeaderRecords, found: ClusterPlan) -> tuple[ClusterPlan, Events] | None:
-        """Write the plan `found` and its events; return what was written, None: plan again."""
-        events = plan_events(read.view, found)
+    def write(self, read: LeaderRecords, planned: ClusterPlan) -> tuple[ClusterPlan, Events] | None:
+        """Write the plan `planned` and its events; return what was written, None: plan again."""
+        events = plan_events(read.view, planned)
         fitting, left_out = [], []
-        for part in plan_parts(read.view, found):
-            writes = _Writes.of(self._of_part(read, found, part, events))
-            if writes.size > MAX_BYTES:
-                found = self._asking_less(read, found, part, events)
-                writes = _Writes.of(self._of_part(read, found, part, events))
-            if writes.size > MAX_BYTES:
+        for part in plan_parts(read.view, planned):
+            writes = self._of_part(read, planned, part, events)
+            if byte_count(writes) > MAX_BYTES:
                 left_out.append(part)
             else:
                 fitting.append(writes)
-        self._tell(left_out)
-        if left_out:
-            found = without_parts(read.view, found, left_out)
-            events = plan_events(read.view, found)
-        before = map(_Writes.of, self._of_decision(read, found))
-        every = [*before, *fitting, *map(_Writes.of, self._of_others(found, events))]
-        if all(self._writer.commit(one) for one in _transactions(every)):
-            return found, events
-        # A record has changed meanwhile; of several transactions the first ones may be written.
-        return None
-
-    def _asking_less(
-        self, read: LeaderRecords, found: ClusterPlan, part: PlanPart, events: Events
-    ) -> ClusterPlan:
-        """Return `found` with so few paths asked of the hosts of `part` that the part fits."""
-        without = asking_less(found, part, 0)
-        left = MAX_BYTES - byte_count(self._of_part(read, without, part, events))
-        return asking_less(found, part, left // max(1, len(part.hosts)))
-
-    def _tell(self, left_out: Sequence[PlanPart]) -> None:
-        """Show which parts of a plan are too large to be written, unless that was shown before."""
-        sentences = [
+        sentence = "; ".join(
             f"cannot write what changes together for {some(part.jobs) or 'no job'} on "
             f"{some(part.hosts) or 'no host'}: it has more than {MAX_BYTES} bytes"
             for part in left_out
-        ]
-        said = "; ".join(sentences)
-        if said and said != self._said:
-            self._say(said)
-        self._said = said
-
-    def _of_decision(self, read: LeaderRecords, found: ClusterPlan) -> Iterator[list[Write]]:
-        """Yield the policy's decision as a list of one write; nothing if `found` keeps the old."""
-        if found.allocation is not None:
+        )
+        if sentence and sentence != self._said:
+            self._say(sentence)
+        self._said = sentence
+        if left_out:
+            planned = without_parts(read.view, planned, left_out)
+            events = plan_events(read.view, planned)
+        every = list(fitting)
+        if planned.allocation is not None:
             version = read.snapshot.allocation_version
-            yield [allocation_write(self._store.paths, found.allocation, version)]
+            every.insert(0, [allocation_write(self._store.paths, planned.allocation, version)])
+        rest = (one for one in events if one.job not in planned.lives)
+        every += [[write] for write in self._of_events(rest)]
+        if all(self._writer.commit(writes) for writes in _transactions(every)):
+            return planned, events
+        # A record has changed meanwhile; of several transactions the first ones may be written.
+        return None
 
     def _of_part(
-        self, read: LeaderRecords, found: ClusterPlan, part: PlanPart, events: Events
+        self, read: LeaderRecords, planned: ClusterPlan, part: PlanPart, events: Events
     ) -> list[Write]:
-        """Return the writes of the jobs and hosts of `part`, with the events of these jobs."""
         paths, jobs = self._store.paths, read.job_named
-        lives = {name: found.lives[name] for name in part.jobs}
+        lives = {name: planned.lives[name] for name in part.jobs}
         return [
             *(life_write(paths, jobs[name], life) for name, life in lives.items()),
             # before the job is assigned to hosts, which need its secret
@@ -311,36 +270,22 @@ class PlanWriter:
                 if life.run and name not in read.secrets
             ),
             *(
-                assigned_write(paths, read.view.host_named[one], found.assigned[one])
+                assigned_write(paths, read.view.host_named[one], planned.assigned[one])
                 for one in part.hosts
             ),
             *self._of_events(one for one in events if one.job in lives),
         ]
 
-    def _of_others(self, found: ClusterPlan, events: Events) -> Iterator[list[Write]]:
-        rest = (one for one in events if one.job not in found.lives)
-        return ([one] for one in self._of_events(rest))
-
     def _of_events(self, events: Iterable[PlannedEvent]) -> Iterator[Write]:
         return (event_write(self._store.paths, self._store.events.new(*one)) for one in events)
 
 
-class _Writes(NamedTuple):
-    """Writes that have to be in one transaction."""
-
-    writes: Sequence[Write]  # the writes, in their order
-    size: int  # the bytes of their paths and values
-
-    @classmethod
-    def of(cls, writes: Sequence[Write]) -> _Writes:
-        return cls(writes, byte_count(writes))
-
-
-def _transactions(parts: Sequence[_Writes]) -> list[list[Write]]:
-    """Return the writes of `parts` as one transaction or, if they are too large, as several."""
+def _transactions(parts: Sequence[Sequence[Write]]) -> list[list[Write]]:
+    """Put the writes of parts, each of which has to be in one transaction, into few of them."""
     found: list[list[Write]] = [[]]
     size = 0
-    for writes, part_size in parts:
+    for writes in parts:
+        part_size = byte_count(writes)
         size += part_size
         is_full = len(found[-1]) + len(writes) > TRANSACTION_WRITES
         if found[-1] and (is_full or size > TRANSACTION_BYTES):
@@ -358,17 +303,14 @@ def _transactions(parts: Sequence[_Writes]) -> list[list[Write]]:
 
 
 REMOVALS_S = 1.0  # of one turn, to remove jobs: something else may be urgent meanwhile
-
 REMOVER_REST_S = 60.0  # before edl tries again what ZooKeeper's administrator has to do
 
 
 class JobRemover:
-    """Removes ended jobs during one term of a cluster's leader, each turn for a limited time."""
-
     def __init__(
         self,
         runs: RunWriter,
-        remove_record: Callable[[StoredJob], object],
+        remove_record: Callable[[JobView], object],
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -380,7 +322,7 @@ class JobRemover:
         self._stuck: dict[str, str] = {}  # job -> why an administrator has to remove its run
 
     def remove(
-        self, jobs: Sequence[StoredJob], secrets: Mapping[str, str], unread: Collection[str]
+        self, jobs: Sequence[JobView], secrets: Mapping[str, str], unread: Collection[str]
     ) -> None:
         """Remove jobs, one after another, for `REMOVALS_S` (1 s); the next call goes on."""
         deadline_s = self._clock() + REMOVALS_S
@@ -390,65 +332,131 @@ class JobRemover:
         for job in sorted(jobs, key=lambda one: self._failed_s.get(one.name, -math.inf)):
             if self._clock() >= deadline_s:
                 return
-            if job.name in unread or self._rests(job.name):
+            name, secret = job.name, secrets.get(job.name)
+            rests = name in self._stuck and self._clock() - self._failed_s[name] < REMOVER_REST_S
+            if name in unread or rests:
                 continue
-            secret = secrets.get(job.name)
-            # without one it was never started
-            if secret is None or self._removes_run(job.name, secret):
+            try:
+                # Without a secret it was never started.
+                removed = secret is None or self._runs.remove(name, secret)
+                self._stuck.pop(name, None)
+            except LeadershipLost:
+                raise
+            except NotRemovable as error:
+                removed = False
+                if self._stuck.get(name) != str(error):
+                    self._say(str(error))
+                self._stuck[name] = str(error)
+            except Exception:  # whatever the job's code has written
+                removed = False
+                logger.info("cannot remove the last run of job %s", name, exc_info=True)
+            if removed:
                 self._remove_record(job)
             else:
-                self._failed_s[job.name] = self._clock()
+                self._failed_s[name] = self._clock()
 
-    def _rests(self, job: str) -> bool:
-        return job in self._stuck and self._clock() - self._failed_s[job] < REMOVER_REST_S
 
-    def _removes_run(self, job: str, secret: str) -> bool:
-        """Remove the nodes of the last run of `job`; return whether they are gone."""
+# ------------------------------------------------------------
+# Find out at once that the process of another controller has died.
+#
+# ZooKeeper ends the session of a dead controller only after its time-out. So each controller
+# listens on a port, and those that wait ask the ports of those before them in the election. Where
+# nobody listens any more, the process is dead, and may be removed: the fence refuses its writes.
+
+
+ASK_S = 0.5  # for the port of another controller to answer
+BACKLOG = 64
+
+
+class LivenessServer:
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._socket = socket.socket()
+        self._thread = threading.Thread(target=self._answer, name="edl-liveness", daemon=True)
+        self.port = 0  # which the system chooses
+
+    def __enter__(self) -> Self:
         try:
-            removed = self._runs.remove(job, secret)
-            self._stuck.pop(job, None)
-            return removed
-        except LeadershipLost:
-            raise
-        except NotRemovable as error:
-            if self._stuck.get(job) != str(error):
-                self._say(str(error))
-            self._stuck[job] = str(error)
-        except Exception:  # whatever the job's code has written
-            logger.info("cannot remove the last run of job %s", job, exc_info=True)
-        return False
+            self._socket.bind((self._address, 0))
+        except OSError as error:
+            self._socket.close()
+            raise UsageError(
+                f"cannot listen at {self._address}: {error.strerror}; give --address with an "
+                "address of this machine"
+            ) from None
+        self._socket.listen(BACKLOG)
+        self.port = self._socket.getsockname()[1]
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # this wakes the thread
+        self._socket.close()
+        self._thread.join(ASK_S)
+
+    def _answer(self) -> None:
+        while True:
+            try:
+                self._socket.accept()[0].close()
+            except OSError:
+                return
+
+
+class LivenessProbe:
+    def __init__(self) -> None:
+        self._answered: set[str] = set()
+
+    def dead(self, controllers: Iterable[ControllerRecord]) -> list[ControllerRecord]:
+        found = []
+        for one in controllers:
+            if is_known_dead(one.machine, one.pid):
+                found.append(one)
+                continue
+            refused = _is_refused(one)
+            if refused is False:
+                self._answered.add(one.controller)
+            # What refuses the connection of one that has never answered may be a firewall.
+            elif refused and one.controller in self._answered:
+                found.append(one)
+        return found
+
+
+def _is_refused(controller: ControllerRecord) -> bool | None:
+    """Return whether the port of `controller` refuses a connection; None: it is not known."""
+    if not controller.port:
+        return None
+    try:
+        socket.create_connection((controller.address, controller.port), ASK_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError as error:
+        logger.debug("%s does not answer: %s", controller, error)
+        return None
+    return False
 
 
 SESSION_S = 2.0  # a controller that is silent for so long does not lead any more
 # On a machine that is too busy for that, a controller would read a large cluster again and again,
 # and lose its session meanwhile. So after each session that it has lost it asks for twice as long.
 MAX_SESSION_S = 16.0
-
-LOOK_S = 5.0  # the longest time between two looks, though nothing is seen to change
-
+POLL_S = 5.0  # the longest time between two reads, though nothing is seen to change
 FOLLOW_S = 0.25  # the same of a controller that does not lead: so soon it notices a death
-
 REST_S = 0.5  # the longest rest after a turn, which else is as long as the turn took
-
 AGAIN_S = 0.5  # between two tries while ZooKeeper is away
-
 ORDERS_S = 1.0  # of one turn, to carry out orders: something else may be urgent meanwhile
-
 BUSY_S = 10.0  # between two removals of ended jobs while each turn has something else to do
-
 HOUSEKEEPING_S = 60.0  # between two removals of what is old, and of garbage
 
 Say = Callable[[str], None]
 
 
 class Controller:
-    """A controller of a cluster: it takes part in the election, and plans while it leads."""
-
     def __init__(
         self,
         hosts: str,
         access: Access,
-        about: ControllerRecord,
+        record: ControllerRecord,
         say: Say,
         connect_timeout_s: float = 10.0,
         lender: tuple[Fleet, LeaseLimits] | None = None,
@@ -456,7 +464,7 @@ class Controller:
         self._lender = lender
         self._runner: FleetRunner | None = None
         self._access = access
-        self._about = about
+        self._about = record
         self._say = say
         self._said = ""
         self._wakeup = Wakeup()
@@ -473,7 +481,6 @@ class Controller:
         self._wakeup.set()
 
     def run(self) -> None:
-        """Take part in the election and lead when it is won, until `stop`."""
         with ExitStack() as stack:
             stack.callback(self._policies.close)
             stack.callback(self._end_term)
@@ -487,37 +494,31 @@ class Controller:
             about = replace(self._about, port=port)
             election = store.leader.election(about.controller, about.to_json())
             while not self._stopping:
-                self._collect_garbage()
+                # With thousands of jobs it takes 0.2 s, in which no other thread runs, not even the
+                # one that keeps the session. Python would do so in every other turn.
+                if not gc.isenabled() and time.monotonic() - self._collected_s >= HOUSEKEEPING_S:
+                    gc.collect()
+                    self._collected_s = time.monotonic()
                 began_s = time.monotonic()
                 wait_s = self._turn(store, election)
                 time.sleep(min(REST_S, time.monotonic() - began_s))
                 self._wakeup.wait(wait_s)
             self._resign(election)
-            self._tell_borrowed(store)
-
-    def _tell_borrowed(self, store: ClusterStore) -> None:
-        """Say which hosts stay borrowed, if no other controller lives that could give them back."""
-        if self._lender is None:
-            return
-        try:
-            said = left_borrowed(store.leader.leases()[0])
-            if said and not store.leader.controllers():
-                self._say(said)
-        except CoordinationError as error:
-            logger.info("it is not known which hosts are borrowed: %s", error)
-
-    def _collect_garbage(self) -> None:
-        """Collect garbage now and then, if Python does not do so by itself."""
-        # With thousands of jobs it takes 0.2 s, in which no other thread runs, not even the one
-        # that keeps the session. Python would do so in every other turn.
-        if not gc.isenabled() and time.monotonic() - self._collected_s >= HOUSEKEEPING_S:
-            gc.collect()
-            self._collected_s = time.monotonic()
+            if self._lender is not None:
+                try:
+                    borrowed = left_borrowed(store.leader.leases()[0])
+                    if borrowed and not store.leader.controllers():
+                        self._say(borrowed)
+                except CoordinationError as error:
+                    logger.info("it is not known which hosts are borrowed: %s", error)
 
     def _turn(self, store: ClusterStore, election: Election) -> float:
-        """Take part in the election once; if this controller leads, read, plan and write once."""
         try:
-            self._lengthen_sessions()
+            of_runs = [] if self._term is None else self._term.run_sessions.sessions
+            for session in (self._session, *of_runs):
+                wanted_s = min(MAX_SESSION_S, SESSION_S * 2.0 ** max(0, session.epoch - 1))
+                if wanted_s > session.session_timeout_s:
+                    session.ask_for(wanted_s)
             check_format(store.nodes, self._wakeup.set)
             election.enter()
             leadership = election.leads(self._wakeup.set)
@@ -540,21 +541,13 @@ class Controller:
             return AGAIN_S
         except EdlError as error:
             self._say_once(f"cannot plan: {error}")
-            return LOOK_S
+            return POLL_S
         except Exception as error:  # whatever a policy does: jobs go on, and the next turn may work
             logger.exception("a turn has failed")
             self._say_once(f"cannot plan: {error!r}; the log has more")
-            return LOOK_S
-
-    def _lengthen_sessions(self) -> None:
-        of_runs = [] if self._term is None else self._term.run_sessions.sessions
-        for session in (self._session, *of_runs):
-            wanted_s = min(MAX_SESSION_S, SESSION_S * 2.0 ** max(0, session.epoch - 1))
-            if wanted_s > session.session_timeout_s:
-                session.ask_for(wanted_s)
+            return POLL_S
 
     def _begin(self, store: ClusterStore, leadership: Leadership) -> ControllerTerm:
-        """Begin to lead the cluster: log it as an event, print it, and return the new term."""
         self._end_term()
         connect = partial(self._connect, leadership)
         sessions = RunSessions(connect, self._wakeup.set, self._say)
@@ -571,7 +564,6 @@ class Controller:
         return term
 
     def _connect(self, leadership: Leadership) -> FencedSession:
-        """Open a session in which runs are read and written during the term of `leadership`."""
         timeout_s, connect_s = self._session.session_timeout_s, self._session.connect_timeout_s
         session = FencedSession(self._session.hosts, timeout_s, connect_s)
         session.start()
@@ -585,7 +577,6 @@ class Controller:
         return session
 
     def _end_term(self) -> None:
-        """Lead no more: drop the term, if there is one, and order nothing of the engine."""
         if self._term is not None:
             self._term.run_sessions.close()
         self._term = None
@@ -603,22 +594,18 @@ class Controller:
         return FOLLOW_S
 
     def _resign(self, election: Election) -> None:
-        """Leave `election`, so that another controller leads at once; an error is only logged."""
         try:
             election.leave()
         except CoordinationError as error:
             logger.info("could not resign, so the session has to end: %s", error)
 
     def _say_once(self, sentence: str) -> None:
-        """Show `sentence` to the user, unless it was the last one that this method has shown."""
         if sentence != self._said:
             self._said = sentence
             self._say(sentence)
 
 
 class ControllerTerm:
-    """One term of the leader of a cluster; `turn` plans once and carries the plan out."""
-
     def __init__(
         self,
         store: ClusterStore,
@@ -647,16 +634,14 @@ class ControllerTerm:
         self._removed_s = time.monotonic()  # when ended jobs were removed last
         self._tidied_s = 0.0  # by the monotonic clock
 
-    def begin(self, about: ControllerRecord) -> None:
-        """Write to the cluster's event log that the controller `about` describes leads now."""
+    def begin(self, record: ControllerRecord) -> None:
         event = self._store.events.new(
             ClusterEventKind.LEADER,
-            f"{about} leads in term {self.number}, with edl {about.version}",
+            f"{record} leads in term {self.number}, with edl {record.version}",
         )
         self._writer.commit([event_write(self._store.paths, event)])
 
     def borrow(self, runner: FleetRunner, limits: LeaseLimits) -> None:
-        """From now on, borrow hosts from an engine, within `limits`; `runner` talks to it."""
         self._leases = LeaseManager(self._store, self._writer, runner, limits, self._say)
 
     def turn(self) -> float:
@@ -675,14 +660,16 @@ class ControllerTerm:
         tell_s = self._reasons.tell(found.reasons, lives, now_s, found.surplus)
         tell_s = min(tell_s, self._tenants.serve(read.snapshot.hosts, found, lives, now_s))
         if self._leases is not None:
-            self._leases.turn(with_assignments(read.view, found), now_s)
+            hosts = (
+                replace(h, assigned=found.assigned.get(h.name, h.assigned)) for h in read.view.hosts
+            )
+            self._leases.turn(replace(read.view, hosts=tuple(hosts)), now_s)
         if not found.acts or time.monotonic() - self._removed_s >= BUSY_S:
             self._tidy(read)
-        look_s = AGAIN_S if read.unread else LOOK_S
-        return max(0.0, min(look_s, tell_s, found.next_s - self._now_s()))
+        poll_s = AGAIN_S if read.unread else POLL_S
+        return max(0.0, min(poll_s, tell_s, found.next_s - self._now_s()))
 
     def _plan(self, read: LeaderRecords, now_s: float) -> ClusterPlan:
-        """Return the plan that follows from the records `read` at the time `now_s`."""
         settings = read.snapshot.settings
         policy = self._policies.policy(settings)
         try:
@@ -705,50 +692,41 @@ class ControllerTerm:
                 self._say(f"job {one.job}: {one.reason}" if one.job else one.reason)
 
     def _read(self) -> LeaderRecords:
-        """Return the records of the cluster and of its jobs' runs, as ZooKeeper has them now."""
         snapshot = self._store.snapshot()
         check_settings(self._store.paths.name, snapshot.settings)
         names = [job.name for job in snapshot.jobs]
         secrets, kept = self._store.jobs.secrets_and_measured(names)
-        mark = self._leases.marked if self._leases is not None else _unmarked
+        mark = self._leases.marked if self._leases is not None else None
         count = sum(job.life.state.has_run for job in snapshot.jobs)
         runs = self.run_sessions.read(secrets, count)
         why = self.run_sessions.unreadable, self.run_sessions.unread
         return LeaderRecords(snapshot, secrets, kept, runs, mark, self._views, *why)
 
-    def _carry_out(self, read: LeaderRecords, found: ClusterPlan) -> None:
-        """Carry out the orders of the plan `found`, one after another, for a limited time."""
+    def _carry_out(self, read: LeaderRecords, planned: ClusterPlan) -> None:
         deadline_s = time.monotonic() + ORDERS_S
-        for order in sorted(found.orders, key=lambda one: bool(self._refused.get(one.job))):
+        for order in sorted(planned.orders, key=lambda one: bool(self._refused.get(one.job))):
             if time.monotonic() >= deadline_s:
                 return
             if order.job in read.unread:
                 continue
-            job = read.job_named[order.job]
-            refused = self._refusal_of(order, job, read)
+            job, last = read.job_named[order.job], read.runs.get(order.job)
+            secret = read.secrets.get(job.name) or self._writer.job_secret(job.name)
+            try:
+                if isinstance(order, CreateRun):
+                    # What the last run has measured outlives its nodes.
+                    kept = read.kept.get(job.name, MeasuredThroughput())
+                    measured, _ = measurements(kept, last, job.order)
+                    if measured != kept and (measured.steps or measured.curve):
+                        self._writer.keep_measured(job.name, measured)
+                refused = self._runs.carry_out(order, job, secret, last)
+            except LeadershipLost:
+                raise
+            except Exception as error:  # whatever the job's code has written
+                logger.info("an order for job %s has failed", job.name, exc_info=True)
+                refused = f"{error}"
             if refused and refused != self._refused.get(job.name):
                 self._say(f"job {job.name}: {type(order).__name__} was refused: {refused}")
             self._refused[job.name] = refused
-
-    def _refusal_of(self, order: Action, job: StoredJob, read: LeaderRecords) -> str:
-        """Carry out one order; return why it was refused, "" if it was not."""
-        secret = read.secrets.get(job.name) or self._writer.job_secret(job.name)
-        try:
-            if isinstance(order, CreateRun):
-                self._keep_measured(read, job)
-            return self._runs.carry_out(order, job, secret, read.runs.get(job.name))
-        except LeadershipLost:
-            raise
-        except Exception as error:  # whatever the job's code has written
-            logger.info("an order for job %s has failed", job.name, exc_info=True)
-            return f"{error}"
-
-    def _keep_measured(self, read: LeaderRecords, job: StoredJob) -> None:
-        """Write what the last run of `job` has measured into the job's own record."""
-        kept = read.kept.get(job.name, MeasuredThroughput())
-        now, _ = measurements(kept, read.runs.get(job.name), job.order)
-        if now != kept and (now.steps or now.curve):
-            self._writer.keep_measured(job.name, now)
 
     def _tidy(self, read: LeaderRecords) -> None:
         """Remove records of ended jobs that are not kept; at times also old events and hosts."""
@@ -759,13 +737,3 @@ class ControllerTerm:
             self._tidied_s = time.monotonic()
             for host in hosts_to_remove(read.snapshot.hosts, self._now_s()):
                 self._writer.remove_host(host)
-
-
-def _unmarked(view: ClusterView) -> ClusterView:
-    return view
-
-
-def with_assignments(view: ClusterView, found: ClusterPlan) -> ClusterView:
-    """Return `view` with what is assigned to its hosts after the plan `found` was written."""
-    hosts = (replace(h, assigned=found.assigned.get(h.name, h.assigned)) for h in view.hosts)
-    return replace(view, hosts=tuple(hosts))

@@ -42,19 +42,13 @@ logger = logging.getLogger(__name__)
 
 
 GPUS = Path("/proc/driver/nvidia/gpus")  # a directory for each GPU, where there is NVIDIA's driver
-
 STABLE_S = 60.0  # a process that lived for so long is started again at once
-
 FIRST_PAUSE_S = 1.0  # between its end and its next start
-
 MAX_PAUSE_S = 30.0
-
 LEAVE_S = 60.0  # for the host's jobs to leave it, before it is killed
 
 
 class BackgroundProcess:
-    """A process that is started again when it dies."""
-
     def __init__(self, words: Sequence[str], what: str, say: Callable[[str], None]) -> None:
         self._command = [sys.executable, "-m", "edl.cli.main", *words]
         self._what = what
@@ -67,11 +61,9 @@ class BackgroundProcess:
         )
 
     def start(self) -> None:
-        """Start the thread that starts the process again whenever it ends, and return at once."""
         self._thread.start()
 
     def end(self, within_s: float = LEAVE_S) -> None:
-        """Let the process end; kill it if that takes longer than `within_s` seconds."""
         self._ending.set()
         with self._changing:
             process = self._process
@@ -91,7 +83,6 @@ class BackgroundProcess:
                 self._process.terminate()
 
     def _keep(self) -> None:
-        """Start the process, and again whenever it ends, until `end`; runs in the thread."""
         pause_s = FIRST_PAUSE_S
         while not self._ending.is_set():
             began_s = time.monotonic()
@@ -100,7 +91,16 @@ class BackgroundProcess:
                     return
                 # Another `edl host` adopts what it has started, but cannot come while it lives; nor
                 # can another API listen.
-                self._process, end = self._started()
+                self._process, end = None, ""
+                try:
+                    self._process = subprocess.Popen(
+                        self._command,
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,
+                        preexec_fn=die_with_parent,
+                    )
+                except (OSError, subprocess.SubprocessError) as error:
+                    end = f"cannot be started: {error}"
             if self._process is not None:
                 end = f"has ended with {self._process.wait()}"
             if self._ending.is_set():
@@ -110,19 +110,6 @@ class BackgroundProcess:
             self._say(f"{self._what} {end}; it is started again in {pause_s:g} s")
             self._ending.wait(pause_s)
             pause_s = min(MAX_PAUSE_S, 2 * pause_s)
-
-    def _started(self) -> tuple[subprocess.Popen[bytes] | None, str]:
-        """Return the process, started just now; or None, and why it cannot be started."""
-        try:
-            process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            return None, f"cannot be started: {error}"
-        return process, ""
 
 
 def slots_here(visible: str | None) -> int | None:
@@ -164,6 +151,7 @@ class PolicyProcess:
     def __call__(self, cluster: ClusterState) -> Allocation:
         if self._child is None:
             self._start()
+        assert self._child is not None
         assert self._connection is not None
         found: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
         asked = threading.Thread(
@@ -179,7 +167,12 @@ class PolicyProcess:
                 f"{counted(len(cluster.jobs), 'job')}"
             ) from None
         if answer is None:
-            raise UsageError(f"the process of the policy {self.name} has ended{self._how_ended()}")
+            code = None
+            with suppress(subprocess.TimeoutExpired):
+                code = self._child.wait(1.0)
+            self.close()
+            how = "" if code is None else f" with code {code}"
+            raise UsageError(f"the process of the policy {self.name} has ended{how}")
         if "error" in answer:
             self.close()
             logger.error("%s", answer["traceback"])
@@ -196,17 +189,7 @@ class PolicyProcess:
         if connection is not None:
             connection.close()
 
-    def _how_ended(self) -> str:
-        """Return the end of a sentence about a child that has hung up, and close this object."""
-        code = None
-        if self._child is not None:
-            with suppress(subprocess.TimeoutExpired):
-                code = self._child.wait(1.0)
-        self.close()
-        return "" if code is None else f" with code {code}"
-
     def _start(self) -> None:
-        """Start the child, and tell it the policy."""
         mine, its = socket.socketpair()
         with its:
             self._child = subprocess.Popen(
@@ -222,18 +205,17 @@ class PolicyProcess:
 def _exchange(
     connection: Connection,
     cluster: ClusterState,
-    found: queue.SimpleQueue[Mapping[str, Any] | None],
+    answers: queue.SimpleQueue[Mapping[str, Any] | None],
 ) -> None:
-    """Send a question to the child, and put its answer into `found`; None: it has hung up."""
+    """Send a question to the child, and put its answer into `answers`; None: it has hung up."""
     answer = None
     with suppress(EOFError, OSError):  # it has ended, or was killed by another thread
         connection.send(cluster)
         answer = msgspec.json.decode(connection.recv_bytes())
-    found.put(answer)
+    answers.put(answer)
 
 
 def _serve(connection: Connection) -> None:
-    """Answer questions about a policy, of which the first message has name and parameters."""
     name, parameters = connection.recv()
     policy = None
     while True:
@@ -250,8 +232,6 @@ REST_S = 30.0  # of a policy that has failed, before it is asked again
 
 
 class PolicyRunner:
-    """The policy of a cluster as its leader asks it, during one term."""
-
     def __init__(self, say: Callable[[str], None], rest_s: float = REST_S) -> None:
         self._say = say
         self._rest_s = rest_s
@@ -280,15 +260,13 @@ class PolicyRunner:
     def worked(self) -> None:
         self._why = ""
 
-    def failed(self, why: str) -> KeepAllocation:
-        """Let the policy rest, and return the one that changes nothing."""
-        if why != self._why:
-            self._say(f"jobs keep their slots: {why}")
-        self._why, self._rests_until_s = why, time.monotonic() + self._rest_s
-        return KeepAllocation(why)
+    def failed(self, reason: str) -> KeepAllocation:
+        if reason != self._why:
+            self._say(f"jobs keep their slots: {reason}")
+        self._why, self._rests_until_s = reason, time.monotonic() + self._rest_s
+        return KeepAllocation(reason)
 
     def close(self) -> None:
-        """End the process of a user's policy, if there is one."""
         process, self._process = self._process, None
         if process is not None:
             process.close()

@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from edl.cluster.lifecycle import ClusterEventKind, JobLifecycle, LifeState
@@ -23,6 +24,7 @@ from edl.cluster.tenants import (
     MAX_A_MINUTE,
     MAX_JOBS,
     MAX_REQUEST_BYTES,
+    MINUTE_S,
     RequestRate,
     TenantRecord,
     TenantRequest,
@@ -79,53 +81,45 @@ class TenantRequests:
     def serve(
         self,
         hosts: Sequence[HostView],
-        found: ClusterPlan,
+        planned: ClusterPlan,
         lives: Mapping[str, JobLifecycle],
         now_s: float,
     ) -> float:
-        """Carry out requests, and tell each tenant why its jobs have what they have."""
         tenants = self._tenants.records(self._wake)
         if not tenants:
             return float("inf")
         left_s = min(self._serve(name, about, now_s) for name, about in tenants.items())
-        return min(left_s, self._tell(tenants, hosts, found, lives, now_s))
+        return min(left_s, self._tell(tenants, hosts, planned, lives, now_s))
 
     # --- requests
 
-    def _serve(self, tenant: str, about: TenantRecord, now_s: float) -> float:
-        """Carry out the oldest requests of one tenant; return when to call this again."""
+    def _serve(self, tenant: str, record: TenantRecord, now_s: float) -> float:
         inbox = self._nodes.read(children(self._paths.inbox(tenant), self._wake))[0] or ()
         waiting = sorted(set(inbox), key=lambda node: (request_number(node) or 0, node))
         waiting = [node for node in waiting if f"{tenant}/{node}" not in self._stuck]
         self._rates[tenant] = self._rates.get(tenant, RequestRate()).at(now_s)
         for node in waiting[:AT_ONCE]:
-            if self._rates[tenant].is_reached:
-                return self._wait(tenant, now_s)
-            self._take_or_drop(tenant, about, node)
+            rate = self._rates[tenant]
+            if rate.count >= MAX_A_MINUTE:
+                if not rate.is_logged:  # once a minute
+                    reason = (
+                        f"tenant {tenant} has asked for {MAX_A_MINUTE} changes within a minute, "
+                        "which is the most; its other requests wait for the next minute"
+                    )
+                    self._writer.commit([self._event(tenant, reason)])
+                    self._rates[tenant] = replace(rate, is_logged=True)
+                return max(0.0, rate.began_s + MINUTE_S - now_s)
+            self._take_or_drop(tenant, record, node)
         if len(waiting) > AT_ONCE:
             return 0.0
         is_tried = any(f"{tenant}/{node}" in self._failures for node in waiting)
         return AGAIN_S if is_tried else float("inf")
 
-    def _wait(self, tenant: str, now_s: float) -> float:
-        """Log once a minute that requests of a tenant wait; return for how many seconds."""
-        rate = self._rates[tenant]
-        if not rate.is_logged:
-            store = self._store_of(tenant, self._nodes)
-            reason = (
-                f"tenant {tenant} has asked for {MAX_A_MINUTE} changes within a minute, which is "
-                "the most; its other requests wait for the next minute"
-            )
-            event = store.events.new(ClusterEventKind.TENANT, reason)
-            self._writer.commit([event_write(self._paths, event)])
-            self._rates[tenant] = replace(rate, is_logged=True)
-        return max(0.0, rate.ends_s - now_s)
-
-    def _take_or_drop(self, tenant: str, about: TenantRecord, node: str) -> None:
+    def _take_or_drop(self, tenant: str, record: TenantRecord, node: str) -> None:
         """Carry out one request; remove it from the inbox if that fails for a reason of its own."""
         entry = f"{tenant}/{node}"
         try:
-            self._take(tenant, about, node)
+            self._take(tenant, record, node)
         except LeadershipLost:
             raise
         except RequestLost:
@@ -141,10 +135,9 @@ class TenantRequests:
             self._drop_surely(tenant, node, f"it cannot be carried out ({type(error).__name__})")
         self._failures.pop(entry, None)
 
-    def _drop_surely(self, tenant: str, node: str, why: str) -> None:
-        """Remove a request from the inbox or, if that fails, ignore it for the rest of the term."""
+    def _drop_surely(self, tenant: str, node: str, reason: str) -> None:
         try:
-            self._drop(tenant, node, why)
+            self._drop(tenant, node, reason)
         except LeadershipLost:
             raise
         except Exception:
@@ -152,7 +145,6 @@ class TenantRequests:
             self._stuck.add(f"{tenant}/{node}")
 
     def _take(self, tenant: str, about: TenantRecord, node: str) -> None:
-        """Carry out one request, answer it and remove it; one that is no request is removed."""
         key = self._tenants.key(tenant, about)
         if key is None:
             self._drop(tenant, node, "its record is of another secret; make the tenant anew")
@@ -174,8 +166,8 @@ class TenantRequests:
         rate = self._rates[tenant]
         self._rates[tenant] = replace(rate, count=rate.count + 1)
 
-        def answer(job: str, why: str = "") -> list[Write]:
-            after = responses.with_response(request.id, shown(why), job).to_json()
+        def answer(job: str, reason: str = "") -> list[Write]:
+            after = responses.with_response(request.id, shown(reason), job).to_json()
             return [
                 Write(f"{p.inbox(tenant)}/{node}", {}, delete=True),
                 Write(p.responses(tenant), after, kept[1].version),
@@ -200,13 +192,13 @@ class TenantRequests:
     def _carry_out(
         self,
         tenant: str,
-        about: TenantRecord,
+        record: TenantRecord,
         request: TenantRequest,
         answer: Callable[[str], list[Write]],
     ) -> str:
         """Do what a tenant asks for and may, and answer it; return why it was refused, or ""."""
         try:
-            job, change = self._change(tenant, about, request)
+            job, change = self._change(tenant, record, request)
             # As a client of the administrator would; the event says for whom. The change, the
             # answer and the removal of the request are one transaction, which the term fences.
             nodes = RequestNodes(self._nodes, self._writer, answer(job))
@@ -220,13 +212,12 @@ class TenantRequests:
         return ""
 
     def _change(
-        self, tenant: str, about: TenantRecord, request: TenantRequest
+        self, tenant: str, record: TenantRecord, request: TenantRequest
     ) -> tuple[str, Callable[[ClusterStore], object]]:
-        """Return the name of the job that a request is about, and what changes it."""
         if request.verb is TenantVerb.SUBMIT:
             manifest = self._manifest(tenant, request)
             key = f"tenant {tenant} {request.key or request.id}"
-            owner = self._tenants.owner(tenant, about)
+            owner = self._tenants.owner(tenant, record)
             return manifest.name, lambda store: submit_job(store, manifest, key, owner)
         if request.verb is TenantVerb.DELETE:
             return request.job, lambda store: store.jobs.delete(request.job, request.submitted_s)
@@ -239,7 +230,6 @@ class TenantRequests:
         return request.job, lambda store: store.jobs.change_wanted(request.job, wanted)
 
     def _manifest(self, tenant: str, request: TenantRequest) -> JobManifest:
-        """Return the manifest of the job that a tenant submits."""
         try:
             given = JobManifest.from_json(request.manifest)
         except CoordinationError as error:
@@ -259,10 +249,9 @@ class TenantRequests:
             )
         return manifest
 
-    def _drop(self, tenant: str, node: str, why: str) -> None:
-        """Remove from the inbox what is not answered, and log why."""
+    def _drop(self, tenant: str, node: str, reason: str) -> None:
         path = f"{self._paths.inbox(tenant)}/{node}"
-        writes = [Write(path, {}, delete=True), *self._refusal_event(tenant, why)]
+        writes = [Write(path, {}, delete=True), *self._refusal_event(tenant, reason)]
         if not self._writer.commit(writes):
             self._stuck.add(f"{tenant}/{node}")
 
@@ -270,9 +259,11 @@ class TenantRequests:
         self._refusals[tenant] += 1
         if self._refusals[tenant] > REFUSALS_LOGGED:
             return []
-        store = self._store_of(tenant, self._nodes)
-        reason = shown(f"a request of tenant {tenant} was refused: {why}")
-        return [event_write(self._paths, store.events.new(ClusterEventKind.TENANT, reason))]
+        return [self._event(tenant, shown(f"a request of tenant {tenant} was refused: {why}"))]
+
+    def _event(self, tenant: str, reason: str) -> Write:
+        events = self._store_of(tenant, self._nodes).events
+        return event_write(self._paths, events.new(ClusterEventKind.TENANT, reason))
 
     def _store_of(self, tenant: str, nodes: ClusterNodes) -> ClusterStore:
         """Return a store whose events say that `tenant` has asked, at the time of the leader."""
@@ -286,7 +277,7 @@ class TenantRequests:
         self,
         tenants: Mapping[str, Any],
         hosts: Sequence[HostView],
-        found: ClusterPlan,
+        planned: ClusterPlan,
         lives: Mapping[str, JobLifecycle],
         now_s: float,
     ) -> float:
@@ -294,8 +285,8 @@ class TenantRequests:
         living = [job for job, life in lives.items() if life.state is not LifeState.ENDED]
         offers = {host.name: host.offer for host in hosts if host.offer is not None}
         places = {name: (one.address, one.port) for name, one in offers.items() if one.port}
-        left_s, reasons = float("inf"), cut_reasons(found.reasons)
-        for tenant, view in views(living, tenants, reasons, found.surplus, now_s).items():
+        left_s, reasons = float("inf"), cut_reasons(planned.reasons)
+        for tenant, view in views(living, tenants, reasons, planned.surplus, now_s).items():
             at_s, told = self._told.get(tenant, (0.0, TenantView()))
             view = replace(view, hosts=places)
             newest_s = max((lives[job].since_s for job in view.reasons), default=0.0)
@@ -304,25 +295,22 @@ class TenantRequests:
             if 0.0 <= now_s - at_s < EVERY_S:
                 left_s = min(left_s, at_s + EVERY_S - now_s)
                 continue
-            self._told[tenant] = now_s, view if self._write_view(tenant, view) else told
+            path = self._paths.tenant_view(tenant)
+            write = partial(_view_write, path, view)
+            try:
+                self._writer.commit([fitting_write(write, view.reasons)])
+                told = view
+            except LeadershipLost:
+                raise
+            except CoordinationError:
+                self._check_answers()
+                logger.exception("what tenant %s is to be told cannot be written", tenant)
+            self._told[tenant] = now_s, told
         return left_s
-
-    def _write_view(self, tenant: str, view: TenantView) -> bool:
-        """Write what a tenant is told; return whether that succeeds while ZooKeeper answers."""
-        path = self._paths.tenant_view(tenant)
-
-        def write(fitting: Mapping[str, str]) -> Write:
-            return Write(path, replace(view, reasons=fitting).to_json())
-
-        try:
-            self._writer.commit([fitting_write(write, view.reasons)])
-        except LeadershipLost:
-            raise
-        except CoordinationError:
-            self._check_answers()
-            logger.exception("what tenant %s is to be told cannot be written", tenant)
-            return False
-        return True
 
     def _check_answers(self) -> None:
         self._nodes.read(exists(self._paths.cluster))
+
+
+def _view_write(path: str, view: TenantView, reasons: Mapping[str, str]) -> Write:
+    return Write(path, replace(view, reasons=reasons).to_json())

@@ -64,8 +64,6 @@ KEPT = ("HOME", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "XDG_STATE_HOME", "XDG_
 
 @dataclass(frozen=True)
 class HostCommand:
-    """The command `edl host` as an engine runs it; these parts are the same for all leases."""
-
     cluster: str  # the name of the cluster
     zookeeper: str  # its ZooKeeper servers
     secret_file: Path  # the file with its secret, under the same path on every machine
@@ -74,30 +72,24 @@ class HostCommand:
 
     def words(self, lease: str, shape: Shape) -> list[str]:
         """Return the words of the command, without the name of the host."""
-        labels = [word for pair in sorted(shape.labels.items()) for word in _label(*pair)]
+        labels = [f"{key}={value}" for key, value in sorted(shape.labels.items())]
         return [
             *(sys.executable, "-m", "edl.cli.main", "host", "--cluster", self.cluster),
             *("--zookeeper", self.zookeeper, "--secret-file", str(self.secret_file)),
             *("--slots", str(shape.slots), "--lease", lease),
-            *labels,
+            *(word for label in labels for word in ("--label", label)),
             *(("--kind", shape.kind) if shape.kind else ()),
             *self.options,
         ]
 
     def script(self, lease: str, shape: Shape, host: str, before: str = "") -> str:
-        """Return a shell script that becomes the `edl host` of a lease."""
         exports = [f"export {key}={shlex.quote(one)}" for key, one in self.environment.items()]
         command = " ".join(filter(None, (before, shlex.join(self.words(lease, shape)))))
         return "\n".join(["#!/bin/sh", *exports, f"exec {command} --host {host}", ""])
 
 
 def kept_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that an `edl host` of a lease gets from its controller."""
     kept = {name: environment[name] for name in KEPT if name in environment}
     here = str(Path(sys.executable).parent)
     path = kept.get("PATH", os.defpath)
     return kept | {"PATH": path if path.split(":")[0] == here else f"{here}:{path}"}
-
-
-def _label(key: str, value: str) -> tuple[str, str]:
-    return "--label", f"{key}={value}"

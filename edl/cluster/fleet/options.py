@@ -21,8 +21,6 @@ PREFIX_LENGTH = 8  # of the part of a name that only this cluster has
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """What a user has asked for."""
-
     name: str = ""  # the name of the engine; empty: none
     slots: int | None = None  # the number of slots of each host; None: not given
     max_hosts: int | None = None  # the most hosts; None: not given
@@ -65,8 +63,6 @@ class FleetOptions:
 
 @dataclass(frozen=True)
 class LeaseOwner:
-    """The cluster that borrows hosts."""
-
     cluster: str
     secret: str = field(repr=False)  # a log may show the owner
     secret_file: Path
@@ -75,7 +71,6 @@ class LeaseOwner:
 
     @property
     def prefix(self) -> str:
-        """The beginning of the names of its leases in the engine, which no other cluster has."""
         mark = host_mark(self.secret, self.cluster, "")[:PREFIX_LENGTH]
         return f"edl-{self.cluster}-{mark}-"
 

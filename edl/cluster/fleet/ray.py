@@ -24,8 +24,6 @@ PROGRAM = Path(__file__).with_name("ray_program.py")
 
 
 class RayFleet:
-    """The part of a Ray cluster that lends hosts to one cluster of edl."""
-
     name = "ray"
 
     def __init__(
@@ -45,7 +43,6 @@ class RayFleet:
         self._program: subprocess.Popen[bytes] | None = None
 
     def leases(self) -> Mapping[str, HostLease]:
-        """Return the leases of the actors; see `Fleet`."""
         found = self._call("leases")["leases"]
         return {
             name: HostLease(LeaseState(state), host, why)
@@ -53,20 +50,16 @@ class RayFleet:
         }
 
     def ask(self, lease: str, shape: Shape) -> None:
-        """Create the actor of `lease`, unless there is one; see `Fleet`."""
         words, kept = self._command.words(lease, shape), dict(self._command.environment)
         self._call("ask", name=lease, words=words, environment=kept, avoid=shape.avoid)
 
     def give_back(self, lease: str, within_s: float) -> None:
-        """Let the `edl host` of `lease` leave; see `Fleet`."""
         self._call("give_back", name=lease, within_s=within_s)
 
     def log(self, lease: str) -> str:
-        """Return the end of the output of the `edl host` of `lease`; see `Fleet`."""
         return str(self._call("log", name=lease)["log"])
 
     def close(self) -> None:
-        """End the program that calls Ray; the next call starts another one."""
         program, self._program = self._program, None
         if program is not None:
             program.kill()
@@ -77,7 +70,6 @@ class RayFleet:
                         pipe.close()
 
     def _call(self, call: str, **request: Any) -> dict[str, Any]:
-        """Return the answer of Ray."""
         try:
             if self._program is None:
                 self._start()
@@ -91,7 +83,6 @@ class RayFleet:
         return answer
 
     def _start(self) -> None:
-        """Start the program, and tell it where Ray is."""
         self._program = subprocess.Popen(
             [self._python, str(PROGRAM)],
             env=dict(self._environment),
@@ -110,7 +101,6 @@ class RayFleet:
         self._program.stdin.flush()
 
     def _receive(self) -> bytes:
-        """Return the next line of the program."""
         assert self._program is not None
         assert self._program.stdout is not None
         output, found = self._program.stdout.fileno(), b""

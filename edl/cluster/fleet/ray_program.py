@@ -34,8 +34,6 @@ WAITS, LIVES = {"DEPENDENCIES_UNREADY", "PENDING_CREATION"}, "ALIVE"
 
 
 class LeaseActor:
-    """The actor of a lease, which starts `edl host` on its node."""
-
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         libc = ctypes.CDLL(None)
         self._host = socket.gethostname()
@@ -53,7 +51,6 @@ class LeaseActor:
         )
 
     def state(self) -> tuple[str, int | None, str]:
-        """Return the name of the host, the exit code of `edl host`, and the end of its output."""
         size = self._log.seek(0, os.SEEK_END)
         text = os.pread(self._log.fileno(), LOG_BYTES, max(0, size - LOG_BYTES))
         return self._host, self._process.poll(), text.decode(errors="replace")
@@ -66,8 +63,6 @@ class LeaseActor:
 
 
 class RayCalls:
-    """The calls to a Ray cluster."""
-
     def __init__(self, ray: Any, address: str, namespace: str) -> None:
         self._ray = ray
         self._namespace = namespace
@@ -79,7 +74,6 @@ class RayCalls:
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
 
     def leases(self) -> dict[str, tuple[str, str, str]]:
-        """Return (state, host, why) of each lease, also of those that ended lately."""
         names = self._ray.util.list_named_actors()
         for name in names:
             # One that has ended, too: Ray may have forgotten that it was to kill the actor, and
@@ -108,7 +102,6 @@ class RayCalls:
         environment: Mapping[str, str],
         avoid: Collection[str] = (),
     ) -> None:
-        """Create the actor of a lease, unless it is there."""
         options = {"name": name, "lifetime": "detached", "get_if_exists": True}
         options |= {"resources": {RESOURCE: 1}, "num_cpus": 0, "max_restarts": 0}
         node = self._other_node(avoid) if avoid else None
@@ -118,7 +111,6 @@ class RayCalls:
         self._ray.remote(LeaseActor).options(**options).remote(words, dict(environment))
 
     def _other_node(self, avoid: Collection[str]) -> str | None:
-        """Return the id of a node that lends itself, is free, and is not to be avoided, if any."""
         try:
             # no public call tells what is free on which node
             free = self._ray._private.state.available_resources_per_node()
@@ -143,7 +135,6 @@ class RayCalls:
         return self._logs.get(name, "")
 
     def _one(self, name: str) -> tuple[str, str, str]:
-        """Return (state, host, why) of a lease, by its actor's answer if it has one."""
         asked = self._asked[name]
         done, _ = self._ray.wait([asked], timeout=0)
         if done:
@@ -187,8 +178,11 @@ class RayCalls:
         return self._ended.setdefault(name, ("ended", host, why))
 
 
-def answer_requests(ray: Any) -> None:
-    """Answer requests until the end of the input."""
+def main() -> None:
+    sys.path.pop(0)  # the directory of this file has modules of edl
+    import ray
+    import ray.util.scheduling_strategies
+
     with os.fdopen(os.dup(1), "w", buffering=1) as out:
         os.dup2(2, 1)  # what a library prints
         calls = RayCalls(ray, **json.loads(sys.stdin.readline()))
@@ -203,13 +197,5 @@ def answer_requests(ray: Any) -> None:
             out.write(f"{json.dumps(answer)}\n")
 
 
-def call_ray() -> None:
-    sys.path.pop(0)  # the directory of this file has modules of edl
-    import ray
-    import ray.util.scheduling_strategies
-
-    answer_requests(ray)
-
-
 if __name__ == "__main__":
-    call_ray()
+    main()

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from edl.cluster.fleet.fleet import Fleet, FleetUnreachable, LeaseRefused
 from edl.cluster.leases import (
@@ -37,23 +38,9 @@ POLL_S = 3.0  # between two questions to the engine
 
 @dataclass(frozen=True)
 class FleetStatus:
-    """An answer of the engine."""
-
     number: int = 0  # the number of the answer, from 1; 0: it was not asked yet
-    # the leases of the cluster, by name; None: the engine does not answer
-    leases: Mapping[str, HostLease] | None = None
-    # why it does not answer, or with what error it has failed at an order; empty: neither
-    why: str = ""
-
-
-def _with_asked(answer: FleetStatus, ask: Sequence[str]) -> FleetStatus:
-    """Return `answer` in which the states of leases that are asked for after it are unknown."""
-    if answer.leases is None:
-        return answer
-    # Their hosts may offer slots before the engine is asked again, and an answer that does not have
-    # the lease would say that it has ended.
-    asked = {name: HostLease(LeaseState.UNKNOWN) for name in ask if name not in answer.leases}
-    return replace(answer, leases={**answer.leases, **asked})
+    leases: Mapping[str, HostLease] | None = None  # by name; None: the engine does not answer
+    why: str = ""  # it does not answer, or has failed at an order; else empty
 
 
 class FleetRunner:
@@ -72,12 +59,8 @@ class FleetRunner:
         self._poll_s = poll_s
         self._after = after
         self._answer = FleetStatus()
-        self._orders: tuple[int, Sequence[str], Shape | None, Sequence[ReleaseHost]] = (
-            0,
-            (),
-            None,
-            (),
-        )
+        self._orders: tuple[int, Sequence[str], Shape | None, Sequence[ReleaseHost]]
+        self._orders = (0, (), None, ())
         self._refused: dict[str, str] = {}
         self._explained: dict[str, str] = {}
         self._told: set[str] = set()
@@ -111,14 +94,12 @@ class FleetRunner:
     def order(
         self, number: int, ask: Sequence[str], shape: Shape, give_back: Sequence[ReleaseHost]
     ) -> None:
-        """Leave the orders that follow from an answer, in place of those that were left before."""
         with self._changing:
             self._orders = (number, ask, shape, give_back)
         if ask or give_back:
             self._ordered.set()
 
     def _run(self) -> None:
-        """Ask and carry out in turns until `stop`; runs in the thread."""
         # Its last call may go on: this one makes none before that is over.
         if self._after is not None:
             self._after.join()
@@ -130,7 +111,6 @@ class FleetRunner:
             self._carry_out()
 
     def _poll(self) -> None:
-        """Ask the engine for its leases, and keep its answer."""
         try:
             leases = {name: self._explain(name, one) for name, one in self._fleet.leases().items()}
             found = {n: HostLease(LeaseState.ENDED, "", why) for n, why in self._refused.items()}
@@ -147,16 +127,32 @@ class FleetRunner:
             self._wake()
 
     def _carry_out(self) -> None:
-        """Carry out the orders that follow from the newest answer, first those to give back."""
         with self._changing:
             number, ask, shape, give_back = self._orders
             if number != self._answer.number:
                 return  # others follow
-            self._answer = _with_asked(self._answer, ask)
+            answer = self._answer
+            if answer.leases is not None:
+                # Their hosts may offer slots before the engine is asked again, and an answer that
+                # does not have the lease would say that it has ended.
+                new = [name for name in ask if name not in answer.leases]
+                asked = dict.fromkeys(new, HostLease(LeaseState.UNKNOWN))
+                self._answer = replace(answer, leases={**answer.leases, **asked})
         self._refused.clear()  # the leader knows of them
         self._failed = ""
-        for one in give_back:
-            self._give_back(one)
+        for order in give_back:
+            # Its `edl host` is signalled once, for a second signal kills.
+            is_told = order.within_s and order.lease in self._told
+            if self._stopping.is_set() or is_told:
+                continue
+            try:
+                self._fleet.give_back(order.lease, order.within_s)
+                self._told.add(order.lease)
+            except FleetUnreachable as error:  # it is given back after the next answer
+                logger.info("%s could not be given back: %s", order.lease, error)
+            except Exception as error:  # the same
+                logger.exception("%s has failed to take %s back", self.name, order.lease)
+                self._failed = f"{self.name} has failed: {error!r}"
         if shape is not None:
             all(self._ask(name, shape) for name in ask)  # as long as the engine answers
 
@@ -176,21 +172,7 @@ class FleetRunner:
             self._failed = f"{self.name} has failed: {error!r}"
         return True
 
-    def _give_back(self, order: ReleaseHost) -> None:
-        """Give a lease back; its `edl host` is signalled once, for a second signal kills."""
-        if self._stopping.is_set() or (order.within_s and order.lease in self._told):
-            return
-        try:
-            self._fleet.give_back(order.lease, order.within_s)
-            self._told.add(order.lease)
-        except FleetUnreachable as error:  # it is given back after the next answer
-            logger.info("%s could not be given back: %s", order.lease, error)
-        except Exception as error:  # the same
-            logger.exception("%s has failed to take %s back", self.name, order.lease)
-            self._failed = f"{self.name} has failed: {error!r}"
-
     def _explain(self, name: str, lease: HostLease) -> HostLease:
-        """Return `lease` with the last line of its log, if it has ended with an error."""
         if lease.state is not LeaseState.ENDED or lease.why == "completed":
             return lease
         if name not in self._explained:
@@ -204,8 +186,6 @@ class FleetRunner:
 
 
 class LeaseManager:
-    """The leases of a cluster, during one term of its leader."""
-
     def __init__(
         self,
         store: ClusterStore,
@@ -229,7 +209,6 @@ class LeaseManager:
         return with_leases(view, self._table()[0])
 
     def turn(self, view: ClusterView, now_s: float) -> None:
-        """Decide about the leases, write the decision, and leave the orders that follow."""
         answer, engine = self._runner.answer, self._runner.name
         table, version = self._table()
         is_former = table.engine != engine
@@ -244,14 +223,11 @@ class LeaseManager:
             self._say(obstacle or f"{engine} answers again")
             self._obstacle = obstacle
         if found.table != table:
-            news = [(f"{engine}: {what}", host) for what, host in found.news]
-            events = [
-                self._store.events.new(ClusterEventKind.LEASE, what, host=host)
-                for what, host in news
-            ]
             paths = self._store.paths
+            news = [(f"{engine}: {what}", host) for what, host in found.news]
             self._read = None  # read it again if this fails
-            writes = [event_write(paths, event) for event in events]
+            new = partial(self._store.events.new, ClusterEventKind.LEASE)
+            writes = [event_write(paths, new(what, host=host)) for what, host in news]
             if not self._writer.commit([leases_write(paths, found.table, version), *writes]):
                 return
             self._read = (found.table, version + 1)
@@ -263,7 +239,6 @@ class LeaseManager:
         self._runner.order(answer.number, found.ask, shape, found.give_back)
 
     def _table(self) -> tuple[LeaseTable, int]:
-        """Return the record of the leases and its version."""
         if self._read is None:
             table, version = self._store.leader.leases()
             self._read = (table_for(self._runner.name, table, self._limits.forget), version)

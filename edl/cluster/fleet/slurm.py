@@ -71,15 +71,11 @@ _AWAY = (
 
 @dataclass(frozen=True)
 class _Batch:
-    """A batch job of Slurm: its number, and the lease that it is of."""
-
     number: str
     lease: HostLease
 
 
 class SlurmFleet:
-    """The part of a Slurm cluster that lends hosts to one cluster of edl."""
-
     name = "slurm"
 
     def __init__(
@@ -99,11 +95,9 @@ class SlurmFleet:
         self._rests_until_s = -math.inf  # by the monotonic clock, before the next update
 
     def leases(self) -> Mapping[str, HostLease]:
-        """Return the leases of the batch jobs that Slurm still knows; see `Fleet`."""
         return {name: batches[-1].lease for name, batches in self._batches().items()}
 
     def ask(self, lease: str, shape: Shape) -> None:
-        """Submit the batch job of `lease`, or update the one that waits; see `Fleet`."""
         batches = self._batches().get(lease, [])
         if any(one.lease.state is not LeaseState.ENDED for one in batches):
             for one in batches:
@@ -125,7 +119,6 @@ class SlurmFleet:
             raise LeaseRefused(f"sbatch{but}: {error}") from error
 
     def give_back(self, lease: str, within_s: float) -> None:
-        """Signal the batch job of `lease`, or cancel it; see `Fleet`."""
         for one in self._batches().get(lease, []):
             if one.lease.state is LeaseState.ENDED:
                 continue
@@ -135,7 +128,6 @@ class SlurmFleet:
                 self._call("scancel", *politely, one.number)
 
     def log(self, lease: str) -> str:
-        """Return the end of the output of the batch job of `lease`; see `Fleet`."""
         try:
             with self._log_of(lease).open("rb") as file:
                 file.seek(0, os.SEEK_END)
@@ -145,36 +137,30 @@ class SlurmFleet:
             return ""
 
     def _update(self, number: str, avoid: Sequence[str]) -> None:
-        """Tell Slurm for a batch job that waits which nodes not to take."""
+        """Let the batch job `number` avoid nodes, if Slurm can do without them."""
         if time.monotonic() < self._rests_until_s:
             return
+        words = ("scontrol", "update", f"JobId={number}", f"Comment={_AVOIDS}{','.join(avoid)}")
         try:
-            self._set_excluded(number, avoid)
+            nodes = self._to_exclude(avoid)
+            # If Slurm cannot do without them, only the comment is set: it is not told again.
+            for more in ((f"ExcNodeList={nodes}",), ()):
+                with contextlib.suppress(_Failed):  # also if it has begun meanwhile
+                    self._call(*words, *more)
+                    return
         except FleetUnreachable as error:
             self._rests_until_s = time.monotonic() + UPDATE_REST_S
             logger.info("batch job %s is not told which nodes to avoid: %s", number, error)
 
-    def _set_excluded(self, number: str, avoid: Sequence[str]) -> None:
-        """Let the batch job `number` avoid nodes, if Slurm can do without them."""
-        nodes = self._to_exclude(avoid)
-        words = ("scontrol", "update", f"JobId={number}", f"Comment={_AVOIDS}{','.join(avoid)}")
-        # If Slurm cannot do without them, only the comment is set, so that it is not told again.
-        for more in ((f"ExcNodeList={nodes}",), ()):
-            with contextlib.suppress(_Failed):  # also if it has begun meanwhile
-                self._call(*words, *more)
-                return
-
     def _to_exclude(self, avoid: Sequence[str]) -> str:
-        return ",".join(filter(None, (self._excluded, self._nodes(avoid))))
-
-    def _nodes(self, names: Sequence[str]) -> str:
-        if not names:
-            return ""
+        known: set[str] = set()
         try:
-            nodes = set(self._call("sinfo", "--noheader", "--Node", "--format=%N").split())
+            if avoid:
+                known = set(self._call("sinfo", "--noheader", "--Node", "--format=%N").split())
         except _Failed as error:
             raise FleetUnreachable(f"sinfo: {error}") from error
-        return ",".join(name for name in names if name in nodes)
+        nodes = ",".join(name for name in avoid if name in known)
+        return ",".join(filter(None, (self._excluded, nodes)))
 
     def _log_of(self, lease: str) -> Path:
         return self._logs / f"{lease}.log"
@@ -189,7 +175,6 @@ class SlurmFleet:
         return parsed(text, self._prefix)
 
     def _call(self, *words: str, script: str | None = None) -> str:
-        """Run a command of Slurm, and return what it prints."""
         try:
             done = subprocess.run(
                 words,
@@ -210,7 +195,6 @@ class SlurmFleet:
 
 
 def excluded_nodes(options: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the nodes that options of sbatch exclude, with commas between them, and the others."""
     nodes: list[str] = []
     others: list[str] = []
     left = iter(options)
@@ -232,13 +216,6 @@ def excluded_nodes(options: Sequence[str]) -> tuple[str, list[str]]:
     return ",".join(nodes), others
 
 
-def _avoided(comment: str) -> tuple[str, ...] | None:
-    """Return the nodes that a batch job avoids, by its comment; None: the comment is a user's."""
-    if not comment.startswith(_AVOIDS):
-        return None
-    return tuple(filter(None, comment.removeprefix(_AVOIDS).strip().split(",")))
-
-
 class _Failed(Exception):
     """A command of Slurm has ended with an error; the text is its last line."""
 
@@ -256,7 +233,10 @@ def parsed(text: str, prefix: str) -> dict[str, list[_Batch]]:
             kind = LeaseState.HELD
         if kind is LeaseState.UNKNOWN:
             said = f"Slurm calls the state of batch job {number} {state!r}, which edl does not know"
-        lease = HostLease(kind, node, said, _avoided(comment))
+        avoided = None  # the comment is a user's
+        if comment.startswith(_AVOIDS):
+            avoided = tuple(filter(None, comment.removeprefix(_AVOIDS).strip().split(",")))
+        lease = HostLease(kind, node, said, avoided)
         found.setdefault(name.removeprefix(prefix), []).append(_Batch(number, lease))
     for batches in found.values():
         batches.sort(key=lambda one: (_ORDER.index(one.lease.state), int(one.number)))

@@ -62,43 +62,31 @@ _OWN = frozenset(
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """The options with which all agents of a host are started."""
-
     host: str  # the name of the host
     mark: str  # the mark of the host's processes (`host_mark`)
     slots: int  # the number of slots
     address: str  # the network address of the host
     zookeeper: str  # the ZooKeeper servers
-    # the network interface that has the address; empty: none was chosen
-    network_interface: str = ""
-    # within this time the workers of a host that leaves must have left; None: no limit
-    leave_within_s: float | None = None
+    network_interface: str = ""  # the one that has the address; empty: none was chosen
+    leave_within_s: float | None = None  # for the workers of a host that leaves; else None
 
 
 @dataclass(frozen=True)
 class StartOfRun:
-    """The run, manifest and secret with which one agent is started."""
-
     run: str  # the token of the run
     manifest: JobManifest
     secret: str = field(repr=False)  # the secret of the job
-    # the content of each secret for which the manifest asks, by name
-    secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # contents, by name
 
 
 @dataclass
 class _RunningAgent:
-    """An agent of a run on this host that lives, as far as this process knows."""
-
     run: str  # the token of its run
     since_s: float  # when it was started or found, in seconds of the monotonic clock
-    # the agent's process; None: another process has started it
-    child: subprocess.Popen[bytes] | None = None
+    child: subprocess.Popen[bytes] | None = None  # None: another process has started it
 
 
 class HostAgents:
-    """The agents of the jobs of one host."""
-
     def __init__(
         self,
         options: AgentOptions,
@@ -158,7 +146,6 @@ class HostAgents:
         log: int,
         secret: int,
     ) -> subprocess.Popen[bytes]:
-        """Start a process in a session of its own, in the slice of its run if there are limits."""
         with contextlib.ExitStack() as stack:
             inherited: tuple[int, ...] = (secret,)
             own_user = user
@@ -184,13 +171,11 @@ class HostAgents:
             )
 
     def limit(self, assigned: HostAssignment) -> None:
-        """Let the limits of each run that is assigned here be those of its slots."""
         if self._slices is not None:
             entries = {run: assigned.jobs[run[0]] for run in self._going_on(assigned)}
             self._slices.limit({run: max(1, len(one.devices)) for run, one in entries.items()})
 
     def _going_on(self, assigned: HostAssignment) -> set[tuple[str, str]]:
-        """Return the runs that are assigned here and not over, as (job, run)."""
         runs = set()
         for job, entry in assigned.jobs.items():
             last = self._ended.get(job)
@@ -208,7 +193,6 @@ class HostAgents:
         self._ended[job] = after_end(self._ended.get(job), ended, 0.0)
 
     def children(self) -> tuple[RunProcess, ...]:
-        """Return the living agents that this process has started itself, in any order."""
         found = []
         for job, known in self._known.items():
             if known.child is not None and known.child.poll() is None:
@@ -218,11 +202,10 @@ class HostAgents:
                     found.append(one)
         return tuple(found)
 
-    def look(
-        self, assigned: HostAssignment, found: Iterable[RunProcess], now_s: float
+    def observe(
+        self, assigned: HostAssignment, processes: Iterable[RunProcess], now_s: float
     ) -> Mapping[str, LastAgent]:
-        """Return how the last agent of each assigned job has ended, by name of the job."""
-        agents = [one for one in found if one.is_agent]
+        agents = [one for one in processes if one.is_agent]
         living = {one.job: one.run for one in agents}
         for one in agents:
             known = self._known.get(one.job)
@@ -246,15 +229,13 @@ class HostAgents:
         return self._ended
 
     def prune(self, assigned: Iterable[tuple[str, str]]) -> None:
-        """Remove old logs, but not those of the runs `assigned`, as (job, run)."""
         try:
             self._places.prune(assigned)
         except OSError as error:
             logger.warning("old logs cannot be removed: %s", error)
 
-    def tidy(self, assigned: HostAssignment, found: Iterable[RunProcess]) -> None:
-        """Remove the files with secrets and the limits of runs that have ended on this host."""
-        runs = {one.of_run for one in found} | self._going_on(assigned)
+    def tidy(self, assigned: HostAssignment, processes: Iterable[RunProcess]) -> None:
+        runs = {one.of_run for one in processes} | self._going_on(assigned)
         self._secret_files.keep_only(runs)
         if self._slices is not None:
             self._slices.keep_only(runs)
@@ -304,7 +285,6 @@ class HostAgents:
         }
 
     def _open_log(self, job: str, run: str) -> int:
-        """Open the log of a run's agents for appending, and return its file descriptor."""
         self._places.agents.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._places.of_agent(job, run)
         with contextlib.suppress(FileNotFoundError):
@@ -319,7 +299,6 @@ class HostAgents:
         return log
 
     def _end_of(self, job: str, run: str, code: int | None, now_s: float) -> LastAgent:
-        """Return how the last agent of a run has ended, by its log and its exit code."""
         result = _last_result(self._places.of_agent(job, run), run)
         if result is not None:
             reason = printable(result.reason) or f"the agent has ended: {result.end}"

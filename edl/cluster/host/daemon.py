@@ -11,17 +11,19 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
 from edl import config
 from edl.cluster.host.agents import AgentOptions, HostAgents, StartOfRun
 from edl.cluster.host.logs import LogPlaces, LogServer
-from edl.cluster.host.path_probe import PathProbe
 from edl.cluster.host.processes import (
     HostLock,
     Slices,
@@ -43,7 +45,7 @@ from edl.cluster.host_jobs import (
 )
 from edl.cluster.manifest import JobManifest
 from edl.cluster.nodes import check_format, own_version
-from edl.cluster.records import SEPARATOR, HostAssignment, HostOffer, tenant_of
+from edl.cluster.records import LACKS, SEPARATOR, HostAssignment, HostOffer, tenant_of
 from edl.cluster.store import ClusterStore, HostOwner, HostRegistration
 from edl.cluster.wakeup import Wakeup
 from edl.errors import (
@@ -80,15 +82,51 @@ A session keeps all identities, sends them when it connects again, and ZooKeeper
 them with each ACL."""
 
 ASK_S = 5.0  # between two times that all is read of a run that is waited for
-
 NOT_CREATED = "its run has not been created yet"
-
 NOT_LOOKED = "it is not known yet whether this host has {}; its file system does not answer"
 
 
-class AssignedRuns:
-    """A reader of the manifests, secrets and runs of jobs that are assigned to a host."""
+WAIT_S = 0.3  # for a look whether paths are there
 
+
+class PathProbe:
+    # A file server that is away makes a look last for ever. So each path has a thread of its own,
+    # and one whose look does not end counts as unknown.
+
+    def __init__(self, exists: Callable[[str], bool] = lambda path: exists_here(path)) -> None:
+        self._exists = exists
+        self._looks: dict[str, Future[bool]] = {}
+
+    def answers(self, paths: Iterable[str], wait_s: float = WAIT_S) -> dict[str, bool]:
+        """Return whether each of `paths` is there; one of which that is not known is left out."""
+        looks = {path: self._looks.get(path) or self._look(path) for path in paths}
+        wait(looks.values(), wait_s)
+        # One that ended is looked up anew the next time.
+        every = {**self._looks, **looks}
+        self._looks = {path: look for path, look in every.items() if not look.done()}
+        return {path: look.result() for path, look in looks.items() if path not in self._looks}
+
+    def _look(self, path: str) -> Future[bool]:
+        look: Future[bool] = Future()
+
+        def work() -> None:
+            look.set_result(self._exists(path))
+
+        # Not of a pool, whose threads Python waits for at its end.
+        threading.Thread(target=work, name="edl-paths", daemon=True).start()
+        return look
+
+
+def exists_here(path: str) -> bool:
+    """Return whether `path` is there; one that ends with a slash must be a directory."""
+    try:
+        found = Path(path)
+        return found.is_dir() if path.endswith("/") else found.exists()
+    except OSError:
+        return False
+
+
+class AssignedRuns:
     def __init__(
         self,
         store: ClusterStore,
@@ -110,7 +148,6 @@ class AssignedRuns:
         self._awaited: dict[tuple[str, str], float] = {}
 
     def start_of(self, job: str, run: str) -> StartOfRun | str:
-        """Return what the agent of a run is started with, or a sentence why it cannot start now."""
         # An agent that came before its run was created would find that the run is over.
         if self._waits_for(job, run) and self._clock() - self._awaited[job, run] < ASK_S:
             return NOT_CREATED
@@ -141,13 +178,11 @@ class AssignedRuns:
         return StartOfRun(run, manifest, secret, secrets)
 
     def keep_only(self, assigned: Collection[tuple[str, str]]) -> None:
-        """Stop waiting for the creation of all runs but `assigned`."""
         # ZooKeeper keeps watches for as long as the session lives.
         if not self._awaited.keys() <= set(assigned):
             self.close()
 
     def _waits_for(self, job: str, run: str) -> bool:
-        """Return whether a run that was not there when it was asked for is still not created."""
         if (job, run) not in self._awaited:
             return False
         session = self._session
@@ -176,11 +211,10 @@ class AssignedRuns:
         return why if tenant else ""
 
     def _lacks(self, manifest: JobManifest) -> str:
-        """Return which path that `manifest` requires is not here, as a sentence; empty: none."""
         there = self.paths.answers(manifest.required_paths)
         for path, what in manifest.required_paths.items():
             if not there.get(path, False):
-                return f"this host lacks {what}" if path in there else NOT_LOOKED.format(what)
+                return f"{LACKS}{what}" if path in there else NOT_LOOKED.format(what)
         return ""
 
     def close(self) -> None:
@@ -191,7 +225,6 @@ class AssignedRuns:
             session.close()
 
     def _secrets_of(self, manifest: JobManifest) -> Mapping[str, bytes] | str:
-        """Return the secrets that `manifest` asks for, by name, or a sentence why it lacks one."""
         try:
             found = self._store.secrets.contents(manifest.secrets)
         except CoordinationError as error:
@@ -217,21 +250,14 @@ class AssignedRuns:
 
 
 POLL_S = 1.0
-
 SOON_S = 0.2  # after something was done
-
 MISSING_S = 5.0  # before it is looked again whether data is there
-
 ONE_SIGNAL_S = 0.5  # signals that come closer together are one: a group and its leader got it
-
 TAKEN_BACK_S = 10.0  # for the leader to take back what a leaving host had
-
 FORMER_S = 2.0  # beyond a session time-out, for the offer of a former `edl host` to vanish
 
 
 class HostDaemon:
-    """The work of the process `edl host`, which keeps the agents of jobs on one host."""
-
     def __init__(
         self,
         store: ClusterStore,
@@ -267,13 +293,11 @@ class HostDaemon:
         self._is_away = False
 
     def wake(self) -> None:
-        """Begin the next turn at once; any thread may call this."""
         self._wake.set()
 
     def run(self) -> None:
-        """Keep the host until a signal ends this process, and all that lives here has ended."""
         self._session.add_listener(lambda state: self.wake())
-        self._agents.on_exit = self._runs.paths.on_answer = self._runs.on_created = self.wake
+        self._agents.on_exit = self._runs.on_created = self.wake
         with handled(TO_END, self._on_signal):
             self._register_first()
             self._say(
@@ -293,7 +317,6 @@ class HostDaemon:
     # --- the loop
 
     def _loop(self) -> None:
-        """Read, decide and act again and again, with waits in between, until the host has left."""
         failed = ""
         while True:
             wait_s = POLL_S
@@ -320,7 +343,6 @@ class HostDaemon:
             self._wake.wait(wait_s)
 
     def _turn(self, now_s: float) -> float | None:
-        """Read what is assigned, look, decide, act and report."""
         if not self._session.connected:
             raise CoordinationError("ZooKeeper is away")
         check_format(self._nodes, self.wake)
@@ -331,13 +353,12 @@ class HostDaemon:
         seen = HostObservation(
             version,
             found,
-            self._agents.look(assigned, found, now_s),
+            self._agents.observe(assigned, found, now_s),
             {},
             self._ending_s,
             self._terminated & {one.identity for one in found},
             leaves=self._left_s > 0,
             kills=self._is_late(now_s),
-            paths=self._runs.paths.answers(assigned.paths),
         )
         starts, obstacles = self._prepare(assigned, self._decide(assigned, seen, now_s), now_s)
         decision = self._decide(assigned, replace(seen, obstacles=obstacles), now_s)
@@ -359,7 +380,6 @@ class HostDaemon:
     def _decide(
         self, assigned: HostAssignment, seen: HostObservation, now_s: float
     ) -> HostDecision:
-        """Return which agents to start, which processes to end, and what to report of this host."""
         move_s, within_s = LIMITS.move_s, self._leave_within_s
         # the leader has at most half of the time to move the host's jobs away
         if within_s is not None:
@@ -367,7 +387,6 @@ class HostDaemon:
         return decide_host(assigned, seen, now_s, replace(LIMITS, move_s=move_s))
 
     def _find(self, assigned: HostAssignment) -> tuple[RunProcess, ...]:
-        """Return the processes of the cluster's jobs that live here."""
         find = partial(find_processes, self._mark, self._agents.users)
         found = find_surely(find, assigned)
         known = {one.pid for one in found}
@@ -376,7 +395,6 @@ class HostDaemon:
     def _prepare(
         self, assigned: HostAssignment, decision: HostDecision, now_s: float
     ) -> tuple[dict[str, StartOfRun], dict[str, str]]:
-        """Read what the agents to start are started with; say why some cannot start now."""
         entries = assigned.jobs.items()
         self._runs.keep_only({(job, entry.run) for job, entry in entries if not entry.ends})
         starts: dict[str, StartOfRun] = {}
@@ -407,11 +425,10 @@ class HostDaemon:
         terminated: frozenset[tuple[int, int]],
         now_s: float,
     ) -> None:
-        """Send the signals and start the agents that were decided on."""
         for order in decision.signals:
             signal_process(order)
-        told = {order.process.identity for order in decision.signals if not order.kill}
-        self._terminated = terminated | told
+        signalled = {order.process.identity for order in decision.signals if not order.kill}
+        self._terminated = terminated | signalled
         self._ending_s = decision.ending_s
         for job in decision.starts:
             try:
@@ -422,7 +439,6 @@ class HostDaemon:
     # --- to come and to go
 
     def _register_first(self) -> None:
-        """Offer the host to the cluster, at the start of this process."""
         # By then the session of a dead process must have ended.
         deadline_s = time.monotonic() + self._session.granted_s + FORMER_S
         while True:
@@ -467,7 +483,6 @@ class HostDaemon:
         return self._left_s > 0
 
     def _leaves_alone(self, now_s: float) -> bool:
-        """Return whether the host has left although ZooKeeper did not answer."""
         self._epoch = 0  # the host may not be registered any more
         if not self._begins_to_leave(now_s):
             return False
@@ -478,17 +493,16 @@ class HostDaemon:
         return self._has_left(None, self._find(HostAssignment()), now_s)
 
     def _is_late(self, now_s: float) -> bool:
-        """Return whether to kill all that lives here: a second signal came, or time is over."""
         if not self._left_s:
             return False
         limit_s = math.inf if self._leave_within_s is None else self._leave_within_s
         return self._signals > 1 or now_s - self._left_s >= limit_s
 
     def _has_left(
-        self, assigned: HostAssignment | None, found: tuple[RunProcess, ...], now_s: float
+        self, assigned: HostAssignment | None, processes: tuple[RunProcess, ...], now_s: float
     ) -> bool:
         """Return whether the host has left: nothing lives, and the leader has taken all back."""
-        if not self._left_s or found:
+        if not self._left_s or processes:
             self._empty_s = 0.0
             return False
         self._empty_s = self._empty_s or now_s
@@ -497,7 +511,6 @@ class HostDaemon:
         return is_empty or self._signals > 1 or waited_s >= TAKEN_BACK_S
 
     def _end_all(self) -> None:
-        """End all processes of the cluster's jobs on this host, whatever is assigned, and wait."""
         ending_s: Mapping[tuple[str, str], float] = {}
         terminated: frozenset[tuple[int, int]] = frozenset()
         while found := self._find(HostAssignment()):
@@ -513,13 +526,12 @@ class HostDaemon:
                 return
             time.sleep(SOON_S)
 
-    def _note_away(self, why: str) -> None:
-        """Say once that ZooKeeper is away, because of `why`; once that it is back if empty."""
-        if bool(why) != self._is_away:
-            self._is_away = bool(why)
+    def _note_away(self, reason: str) -> None:
+        if bool(reason) != self._is_away:
+            self._is_away = bool(reason)
             self._say(
-                f"{why}; the jobs train on, and nothing is started or ended here"
-                if why
+                f"{reason}; the jobs train on, and nothing is started or ended here"
+                if reason
                 else "ZooKeeper is back"
             )
 
@@ -537,8 +549,6 @@ class HostDaemon:
 
 @dataclass(frozen=True)
 class HostSettings:
-    """The settings and options of one `edl host`."""
-
     settings: config.Config  # the settings of this process, with the name of the host
     address: str  # the network address of the host
     devices: tuple[int, ...]  # the numbers of the devices that it offers, one for each slot
@@ -549,11 +559,9 @@ class HostSettings:
     lease: str = ""  # the lease under which another engine lends the host; empty: under none
 
 
-def run_host_daemon(store: ClusterStore, own: HostSettings, say: Callable[[str], None]) -> None:
-    """Keep a host of a cluster until a signal ends this process."""
-    host, cluster, session = own.settings.host, store.paths.name, store.nodes.session
-    access = session.access
-    assert access is not None
+def run_host_daemon(store: ClusterStore, options: HostSettings, say: Callable[[str], None]) -> None:
+    host, cluster, session = options.settings.host, store.paths.name, store.nodes.session
+    access = store.nodes.access
     mark = host_mark(access.secret, cluster, host)
     lock = HostLock(mark)
     if not lock.take():
@@ -561,38 +569,38 @@ def run_host_daemon(store: ClusterStore, own: HostSettings, say: Callable[[str],
             f"another `edl host` of host {host} of cluster {cluster} lives on this machine, though "
             "it may be frozen; end it, or give this one another name with --host"
         )
-    within_s = own.settings.leave_within_s
+    within_s = options.settings.leave_within_s
     places = LogPlaces(
         config.state_dir() / "jobs",
         config.state_dir() / "clusters" / cluster / "agents" / host,
-        own.users,
+        options.users,
     )
     agents = HostAgents(
         AgentOptions(
             host,
             mark,
-            len(own.devices),
-            own.address,
+            len(options.devices),
+            options.address,
             session.hosts,
-            own.settings.network_interface,
+            options.settings.network_interface,
             within_s,
         ),
         places,
         config.environment(),
         SecretFiles(secret_root(mark, config.state_dir())),
-        own.users,
-        None if own.limits.is_empty else Slices(own.limits, mark),
+        options.users,
+        None if options.limits.is_empty else Slices(options.limits, mark),
     )
-    server = LogServer(own.address, cluster, access.secret, places, partial(_secret_of, store))
+    server = LogServer(options.address, cluster, access.secret, places, partial(_secret_of, store))
     offer = HostOffer(
-        slots=len(own.devices),
-        devices=own.devices,
-        labels=own.labels,
-        kind=own.kind,
-        address=own.address,
+        slots=len(options.devices),
+        devices=options.devices,
+        labels=options.labels,
+        kind=options.kind,
+        address=options.address,
         version=own_version(),
-        lease=own.lease,
-        tenants=tuple(sorted(own.users.of_tenants)),
+        lease=options.lease,
+        tenants=tuple(sorted(options.users.of_tenants)),
     )
 
     def connect() -> Session:
@@ -600,7 +608,7 @@ def run_host_daemon(store: ClusterStore, own: HostSettings, say: Callable[[str],
         other.start()
         return other
 
-    runs = AssignedRuns(store, connect, PathProbe(), users=own.users)
+    runs = AssignedRuns(store, connect, PathProbe(), users=options.users)
     with server:
         served = replace(offer, port=server.port)
         HostDaemon(store, host, served, mark, agents, runs, say, within_s).run()

@@ -56,13 +56,11 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 class LogOwner:
     """Whose files are read as a job's logs, and where."""
 
-    # a directory in which the logs lie, or directories of logs; no link is followed below
-    below: Path
+    below: Path  # a directory of logs, or of such directories; no link is followed below
     uid: int  # the number of the user who must own each file
 
 
 def open_log(log: Path, owner: LogOwner | None, stack: ExitStack) -> dict[int, BinaryIO]:
-    """Return the open files of a log, the older one first, by their inode numbers."""
     directory = stack.enter_context(_directory(log, owner))
     found = {}
     for name in (log.name, former(log).name):  # if it is renamed meanwhile, none is missed
@@ -71,7 +69,8 @@ def open_log(log: Path, owner: LogOwner | None, stack: ExitStack) -> dict[int, B
         except FileNotFoundError:
             continue
         about = os.fstat(file.fileno())
-        if not _is_log(about, owner):
+        is_owners = owner is None or about.st_uid == owner.uid
+        if not (stat.S_ISREG(about.st_mode) and is_owners):
             raise PermissionError(f"{log} belongs to another user, or is no file")
         found[about.st_ino] = file
     if not found:
@@ -81,24 +80,12 @@ def open_log(log: Path, owner: LogOwner | None, stack: ExitStack) -> dict[int, B
 
 def bytes_in(log: Path, owner: LogOwner | None = None) -> int | None:
     """Return the bytes in a log and its older file; None if `open_log` would refuse it."""
-    sizes = []
     try:
-        with _directory(log, owner) as directory:
-            for name in (log.name, former(log).name):
-                try:
-                    about = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if not _is_log(about, owner):
-                    return None
-                sizes.append(about.st_size)
+        with ExitStack() as stack:
+            files = open_log(log, owner, stack).values()
+            return sum(os.fstat(file.fileno()).st_size for file in files)
     except OSError:
         return None
-    return sum(sizes) if sizes else None
-
-
-def _is_log(about: os.stat_result, owner: LogOwner | None) -> bool:
-    return stat.S_ISREG(about.st_mode) and (owner is None or about.st_uid == owner.uid)
 
 
 @contextmanager
@@ -122,25 +109,17 @@ def _directory(log: Path, owner: LogOwner | None) -> Iterator[int]:
 
 
 KEPT_RUNS = 100
-
 KEPT_S = 86400.0
-
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True)
 class LogPlaces:
-    """The directories of the logs of a host's jobs, and the paths of the logs in them."""
-
-    # the directory with a folder for each job, of which `logs` has the workers' logs; it lies in
-    # the state directory of edl
-    workers: Path
+    workers: Path  # a folder for each job, whose `logs` has the workers' logs
     agents: Path  # the directory with the logs of the agents of this host, one for each run
-    # the users as whom jobs run, who have the logs of their workers
-    users: JobUsers = field(default_factory=JobUsers)
+    users: JobUsers = field(default_factory=JobUsers)  # who have the logs of their workers
 
     def of_agent(self, job: str, run: str) -> Path:
-        """Return the path of the log of a run's agents; the file need not exist."""
         return self.agents / f"{job}-{run}.log"
 
     def has_log(self, job: str, run: str) -> bool:
@@ -151,11 +130,9 @@ class LogPlaces:
             return False
 
     def of_workers(self, job: str) -> Path:
-        """Return the directory of the logs of a job's workers; it need not exist."""
         return self._jobs(job) / job / "logs"
 
     def state(self, job: str) -> Path:
-        """Return the state directory of a job's agents, in which the logs of its workers lie."""
         return self._jobs(job).parent
 
     def _jobs(self, job: str) -> Path:
@@ -163,12 +140,10 @@ class LogPlaces:
         return self.workers if user is None else user.jobs
 
     def owner(self, job: str) -> int:
-        """Return the number of the user to whom the logs of a job's workers belong."""
         user = self.users.find(job)
         return os.geteuid() if user is None else user.uid
 
     def of_log(self, job: str, log: Path) -> LogOwner:
-        """Return whose files are read as a log of a job, and below which directory."""
         if log.parent != self.agents:
             return LogOwner(self.of_workers(job).parent.parent, self.owner(job))
         about = self.agents.stat()
@@ -182,7 +157,6 @@ class LogPlaces:
         return {**named_logs(self.of_workers(job)), **agents} if agents and is_name(job) else {}
 
     def prune(self, assigned: Iterable[tuple[str, str]], now_s: float | None = None) -> None:
-        """Remove logs of runs that ended long ago."""
         stay = {self.of_agent(job, run) for job, run in assigned}
         aged = sorted((_written_s(path), path, job) for path, job, _ in self._agent_logs())
         now_s = time.time() if now_s is None else now_s
@@ -199,7 +173,6 @@ class LogPlaces:
                 shutil.rmtree(logs, ignore_errors=True)
 
     def _agent_logs(self) -> list[tuple[Path, str, str]]:
-        """Return (path, job, run) for the log of each run's agents, in the order of the paths."""
         found = []
         for path in sorted(self.agents.glob("*.log")):
             job, _, run = path.stem.rpartition("-")
@@ -216,10 +189,8 @@ def _written_s(log: Path) -> float:
 
 
 MAX_WAIT_S = 20.0
-
 MAX_WAITING = 64  # requests that wait at once; further ones get what is there
-
-LOOK_S = 0.3  # how often a log is looked at for which a request waits
+POLL_S = 0.3  # of a log for which a request waits
 
 
 class LogServer(DaemonServer):
@@ -293,7 +264,7 @@ class LogServer(DaemonServer):
                 if content or part.missed or not waits:
                     break
                 place = part.file, part.next
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
         except OSError:
             return Response(404)  # it was removed meanwhile, or is not the user's
         finally:
@@ -308,7 +279,6 @@ def read_part(
     most: int = PART_BYTES,
     owner: LogOwner | None = None,
 ) -> tuple[LogPart, bytes]:
-    """Return what is in a log after a place, and the place after that."""
     with ExitStack() as stack:
         files = open_log(log, owner, stack)
         oldest, newest = next(iter(files)), next(reversed(files))

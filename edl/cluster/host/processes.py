@@ -65,7 +65,6 @@ class HostLock:
 
 
 def is_dead(owner: HostOwner) -> bool:
-    """Return whether the process that offers a host was on this machine and has ended."""
     return is_known_dead(owner.machine, owner.pid)
 
 
@@ -84,31 +83,24 @@ def is_dead(owner: HostOwner) -> bool:
 
 
 RUN_VARIABLE = "EDL_CLUSTER_RUN"
-
 _MARK_LENGTH = 32
-
 _STARTED = 19  # in /proc/PID/stat, after the name: in ticks since the machine came up
-
 _PROC = Path("/proc")
 
 
 def host_mark(secret: str, cluster: str, host: str) -> str:
-    """Return the mark of all processes that `edl host` keeps for one host of one cluster."""
     return derived(secret, "processes", f"{cluster}/{host}")[:_MARK_LENGTH]
 
 
 def run_mark(mark: str, job: str, run: str) -> str:
-    """Return the value of `EDL_CLUSTER_RUN` of the processes of a run."""
     return f"{mark}/{job}/{run}"
 
 
 def agent_words(job: str, run: str) -> tuple[str, ...]:
-    """Return the words that follow each other in the command line of every agent of a run."""
     return ("agent", "--job", job, "--run", run)
 
 
 def find_processes(mark: str, users: JobUsers = NO_USERS) -> tuple[RunProcess, ...]:
-    """Return the living processes with `mark`, ordered by pid."""
     found = []
     wanted = f"{RUN_VARIABLE}={mark}/".encode()
     for name in os.listdir(_PROC):
@@ -138,7 +130,6 @@ def find_surely(
 
 
 def start_of(pid: int) -> int | None:
-    """Return when a process was started, in clock ticks since the machine came up."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")  # a name may be cut anywhere
     except OSError:
@@ -148,7 +139,6 @@ def start_of(pid: int) -> int | None:
 
 
 def signal_process(order: ProcessSignal) -> None:
-    """Send SIGTERM or SIGKILL to a process, unless it has ended."""
     process = order.process
     if start_of(process.pid) != process.started:
         return  # its pid may belong to another process by now
@@ -177,23 +167,15 @@ def _process(pid: int, environment: bytes, mark: str) -> RunProcess | None:
         return None
     _, job, run = parts
     attempt_id = os.fsdecode(values.get(b"EDL_ATTEMPT_ID", b""))
-    is_agent = not attempt_id and _has_words(pid, agent_words(job, run))
-    return RunProcess(pid, started, job, run, attempt_id, is_agent)
+    line = b"\0" + (_PROC / str(pid) / "cmdline").read_bytes() if not attempt_id else b""
+    words = b"\0".join(word.encode() for word in agent_words(job, run))
+    return RunProcess(pid, started, job, run, attempt_id, b"\0" + words + b"\0" in line)
 
 
-def _has_words(pid: int, words: Sequence[str]) -> bool:
-    line = (_PROC / str(pid) / "cmdline").read_bytes()
-    return b"\0" + b"\0".join(word.encode() for word in words) + b"\0" in b"\0" + line
-
-
-Run = tuple[str, str]
-
-"""The name of a job and the token of one of its runs."""
+Run = tuple[str, str]  # the name of a job and the token of one of its runs
 
 BOOTED = Path("/run/systemd/system")  # it exists where systemd runs the machine
-
 ASK_S = 10.0  # for systemd to answer
-
 _PASSED = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")  # of the environment of `edl host`
 
 
@@ -206,17 +188,14 @@ class StartCommand(NamedTuple):
 
 
 class Slices:
-    """The systemd slices of the runs on one host."""
-
     def __init__(self, limits: SlotLimits, mark: str) -> None:
         self._limits = limits
         self._group = f"edl-{_digest(mark)}"
         self._slots: dict[Run, int] = {}  # for which the limits of a run are set
         self._failed: dict[Run, str] = {}  # why they could not be set
-        self._has_looked = False
+        self._has_listed = False
 
     def limit(self, slots: Mapping[Run, int]) -> None:
-        """Let the limits of each run be those of its slots; nothing is done for those that are."""
         for run, count in slots.items():
             if self._slots.get(run) == count:
                 continue
@@ -260,11 +239,13 @@ class Slices:
             os.close(descriptor)
 
     def keep_only(self, runs: Collection[Run]) -> None:
-        """Remove this host's slices of other runs than `runs`, and kill what lives in them."""
-        if not self._has_looked:  # an earlier `edl host` may have left some
-            self._has_looked = True
+        if not self._has_listed:  # an earlier `edl host` may have left some
+            self._has_listed = True
             known = {self._name(run) for run in (*runs, *self._slots)}
-            for name in _slices(f"{self._group}-*.slice"):
+            words = ("list-units", "--all", "--type=slice", "--plain", "--no-legend")
+            listed = _run(("systemctl", *words, f"{self._group}-*.slice"))
+            lines = [] if isinstance(listed, str) else listed.stdout.splitlines()
+            for name in (line.split()[0] for line in lines if line.strip()):
                 if name not in known:
                     _remove(name)
         for run in [run for run in self._slots if run not in runs]:
@@ -277,7 +258,6 @@ class Slices:
 
 
 def check_slices() -> None:
-    """Check that this process can limit the runs of jobs by systemd slices."""
     tools = [name for name in ("systemd-run", "systemctl") if shutil.which(name) is None]
     if os.geteuid() != 0:
         why = "`edl host` to run as root"
@@ -296,17 +276,9 @@ def _digest(text: str) -> str:
 
 
 def _remove(name: str) -> None:
-    """Kill all processes in the slice called `name`, and remove it and its limits."""
     for verb in ("stop", "revert"):
         if why := _systemctl(verb, name):
             logger.info("systemctl %s %s: %s", verb, name, why)
-
-
-def _slices(pattern: str) -> list[str]:
-    words = ("list-units", "--all", "--type=slice", "--plain", "--no-legend", pattern)
-    found = _run(("systemctl", *words))
-    lines = [] if isinstance(found, str) else found.stdout.splitlines()
-    return [line.split()[0] for line in lines if line.strip()]
 
 
 def _systemctl(*words: str) -> str:

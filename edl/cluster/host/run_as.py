@@ -13,17 +13,12 @@ from typing import NamedTuple
 
 
 class UserCommand(NamedTuple):
-    """A command, with its environment and the user as whom it runs."""
-
     words: tuple[str, ...]  # the command line; the first word is the path of the program
     environment: dict[str, str]  # all its environment variables
-    # (number of the user, number of its first group, numbers of all its groups); None: the present
-    # one
-    user: tuple[int, int, tuple[int, ...]] | None
+    user: tuple[int, int, tuple[int, ...]] | None  # user, first group, all groups; or the present
 
 
 def run_as() -> None:
-    """Read the command from the open file, become its user, and become the command."""
     with open(int(sys.argv[1]), encoding="utf-8") as file:
         command = UserCommand(*json.load(file))
     if command.user is not None:

@@ -37,8 +37,6 @@ PASSED = frozenset(
 
 @dataclass(frozen=True)
 class JobUser:
-    """A user of this machine, as whom agents and workers run."""
-
     name: str
     uid: int
     gid: int  # of its first group
@@ -47,19 +45,15 @@ class JobUser:
 
     @property
     def jobs(self) -> Path:
-        """The directory in which its agents keep jobs, and the logs of workers."""
         return self.directory / ".local" / "state" / "edl" / "jobs"
 
     def environment(self, of_host: Mapping[str, str]) -> dict[str, str]:
-        """Return what the user's processes get of the environment `of_host`, and its own."""
         passed = {key: value for key, value in of_host.items() if key in PASSED}
         return {**passed, "HOME": str(self.directory), "USER": self.name, "LOGNAME": self.name}
 
 
 @dataclass(frozen=True)
 class JobUsers:
-    """The users as whom the jobs of a host run."""
-
     # tenant -> its user; `ALL_OTHERS` -> the user of all other jobs. Empty: the administrator's
     # jobs run as the user of this process, those of tenants not at all.
     of_tenants: Mapping[str, JobUser] = field(default_factory=dict)
@@ -84,7 +78,6 @@ NO_USERS = JobUsers()  # all jobs run as the user of this process
 
 
 def job_users(words: Sequence[str]) -> JobUsers:
-    """Return the users that `words` name, each like "ann=alice", or "edl" for all other jobs."""
     found: dict[str, JobUser] = {}
     for word in words:
         tenant, sign, name = word.rpartition("=")
@@ -92,7 +85,13 @@ def job_users(words: Sequence[str]) -> JobUsers:
             raise UsageError(f"--user is {word!r}; give TENANT=USER, or USER for all other jobs")
         if tenant in found:
             raise UsageError(f"--user {word} names its jobs a second time")
-        user = _user(name)
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            raise UsageError(f"this machine has no user {name!r}") from None
+        # Those of directory services, too.
+        groups = tuple(sorted({entry.pw_gid, *os.getgrouplist(name, entry.pw_gid)}))
+        user = JobUser(name, entry.pw_uid, entry.pw_gid, groups, Path(entry.pw_dir))
         if user.uid == 0 and (tenant or os.geteuid() != 0):
             raise UsageError("--user names root, who can read everything; give another user")
         if any(one.uid == user.uid for one in found.values()):
@@ -101,15 +100,6 @@ def job_users(words: Sequence[str]) -> JobUsers:
     if os.geteuid() != 0 and any(one.uid != os.geteuid() for one in found.values()):
         raise UsageError("--user needs `edl host` to run as root, but for the user who runs it")
     return JobUsers(found)
-
-
-def _user(name: str) -> JobUser:
-    try:
-        entry = pwd.getpwnam(name)
-    except KeyError:
-        raise UsageError(f"this machine has no user {name!r}") from None
-    groups = {entry.pw_gid, *os.getgrouplist(name, entry.pw_gid)}  # of directory services, too
-    return JobUser(name, entry.pw_uid, entry.pw_gid, tuple(sorted(groups)), Path(entry.pw_dir))
 
 
 # ------------------------------------------------------------
@@ -126,22 +116,17 @@ def _user(name: str) -> JobUser:
 
 
 SECRETS_VARIABLE = "EDL_SECRETS_DIR"
-
 _MEMORY = Path("/dev/shm")
-
 _DIGITS = 16
 
 
 def secret_root(mark: str, state: Path, memory: Path = _MEMORY) -> Path:
-    """Return how the path of the directory for the secrets on one host of one cluster begins."""
     name = f"edl-secrets-{hashlib.sha256(mark.encode()).hexdigest()[:_DIGITS]}"
     usable = memory.is_dir() and os.access(memory, os.W_OK | os.X_OK)
     return (memory if usable else state) / name
 
 
 class SecretFiles:
-    """The directories with the secrets of the runs on one host."""
-
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -152,7 +137,6 @@ class SecretFiles:
         contents: Mapping[str, bytes],
         owner: tuple[int, int] | None = None,
     ) -> Path:
-        """Write the secrets of a run, each into a file of its name; return their directory."""
         self._root.parent.mkdir(parents=True, exist_ok=True)
         found = [path for path, _ in self._directories()]
         begin, place = f"{self._root.name}-", self._root.parent
@@ -190,7 +174,6 @@ class SecretFiles:
                 logger.warning("secrets of a run that has ended cannot be removed: %s", error)
 
     def _directories(self) -> Iterator[tuple[Path, int]]:
-        """Open each directory of this user alone whose path begins with that of this object."""
         for path in sorted(self._root.parent.glob(f"{self._root.name}*")):
             try:
                 descriptor = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)

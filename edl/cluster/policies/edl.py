@@ -87,14 +87,11 @@ class JobWait(NamedTuple):
     """The account of one job: its wait until it is due, or its turn."""
 
     left_s: float  # the seconds that are left of its fair wait; if it is due, of its turn
-    # since when it is due, on the clock of the decisions; None: it is not
-    due_s: float | None = None
+    due_s: float | None = None  # on the clock of the decisions; None: it is not due
     served: bool = False  # whether it has had a turn
 
 
 class JobDeadline(NamedTuple):
-    """A job that is due."""
-
     name: str
     least: int  # the fewest slots that it may have
     deadline_s: float  # the time by which due jobs are ordered
@@ -103,7 +100,6 @@ class JobDeadline(NamedTuple):
 def fair_wait_s(
     alone_s: float, least: int, slots: int, patience: float, wide_patience: float
 ) -> float:
-    """Return the seconds that a job has to wait until it is due."""
     part = (least - 1) / max(1, slots - 1)
     return alone_s * (patience + part * (wide_patience - patience))
 
@@ -117,7 +113,6 @@ def next_wait(
     quantum_s: float,
     rest_s: float,
 ) -> JobWait:
-    """Return the account of a job at a decision."""
     # A turn counts the time with slots, the wait after one the time without.
     counts = runs if known.due_s is not None else not (runs and known.served)
     left_s = known.left_s - (span_s if counts else 0.0)
@@ -142,7 +137,6 @@ def first_in_turn(due: Sequence[JobDeadline], slots: int) -> tuple[set[str], str
 
 
 def read_waits(state: Mapping[str, Sequence[float | None]]) -> dict[str, JobWait]:
-    """Return the accounts by job name that a policy kept, as lists, in its state."""
     return {
         name: JobWait(float(left_s or 0.0), due_s, bool(served))
         for name, (left_s, due_s, served) in state.items()
@@ -168,7 +162,6 @@ MAX_AVERAGED = 32  # then the oldest ones lose weight, as the true times may cha
 def averaged(
     step_s: Sequence[float], of: Sequence[Hashable], before: Means
 ) -> tuple[Vector, float, dict[str, list[float]]]:
-    """Return the means of step times over decisions."""
     found: dict[str, list[float]] = {}
     for seconds, what in zip(step_s, of, strict=True):
         mean, count = before.get(str(what), (0.0, 0.0))
@@ -181,8 +174,11 @@ def averaged(
 def smoothed(
     step_s: Vector, slots: Vector, nodes: Vector, batches: Vector, deviation: float
 ) -> tuple[Vector, float]:
-    """Return step times that are nearer to the true ones, and the deviation of their logarithms."""
-    terms = _terms(slots, nodes, batches)
+    k, b = np.log(slots), np.log(batches)
+    # A single slot, and several nodes, synchronise in other ways.
+    one, far = (slots == 1).astype(float), (nodes > 1).astype(float)
+    columns = (np.ones(len(k)), k, k * k, b, b * b, k * b, one, far, one * b, far * b)
+    terms = np.stack(columns, axis=1)
     count, rank = len(step_s), int(np.linalg.matrix_rank(terms))
     if count < 2 * rank:
         return step_s, deviation
@@ -193,15 +189,6 @@ def smoothed(
     # James-Stein: towards the function by the part of the noise in the variance around it.
     kept = 1 - min(deviation**2, variance) / variance if variance else 0.0
     return np.exp(fitted + kept * rest), deviation * math.sqrt(kept + (1 - kept) * rank / count)
-
-
-def _terms(slots: Vector, nodes: Vector, batches: Vector) -> Vector:
-    """Return the terms of the function of `smoothed`, one column each."""
-    k, b = np.log(slots), np.log(batches)
-    # A single slot, and several nodes, synchronise in other ways.
-    one, far = (slots == 1).astype(float), (nodes > 1).astype(float)
-    columns = (np.ones(len(k)), k, k * k, b, b * b, k * b, one, far, one * b, far * b)
-    return np.stack(columns, axis=1)
 
 
 # ------------------------------------------------------------
@@ -219,8 +206,7 @@ def _terms(slots: Vector, nodes: Vector, batches: Vector) -> Vector:
 class SlotValues:
     """The speed, the remaining time and the batch of one job, by its number of slots from 0 on."""
 
-    # the job as a policy reads it: its limits, its present slots and its measurements
-    job: ClusterJob
+    job: ClusterJob  # its limits, its present slots and its measurements
     had: int  # the slots that the job has now, if it may have as many again; else 0
     least: int  # the fewest slots that it can have; 0 if it cannot have any
     # by the number of slots k, the speed s(k), which is 0 for k = 0 and k_min on k_min slots (the
@@ -230,16 +216,12 @@ class SlotValues:
     # by the number of slots, the seconds until the job's end; infinite for 0 slots, where it cannot
     # have so many, or where that number is not tried
     left_s: Values
-    # by the number of slots, the global batch that makes most progress, in samples
-    batches: Sequence[int]
-    # the standard deviation of the error of the logarithm of a speed; 0: none is known
-    deviation: float = 0.0
-    # the means of its step times over decisions, if each errs by itself; else empty
-    readings: Means = field(default_factory=dict)
+    batches: Sequence[int]  # by the number of slots: that which makes most progress
+    deviation: float = 0.0  # of the logarithm of a speed, by its error; 0: none is known
+    readings: Means = field(default_factory=dict)  # means over decisions, if any are kept
 
     @property
     def is_rigid(self) -> bool:
-        """Whether it may have just one number of slots."""
         return self.job.max_slots == self.least
 
     @property
@@ -250,13 +232,11 @@ class SlotValues:
 
     @property
     def requested_s(self) -> float:
-        """The seconds until the job's end on the slots that it requested."""
         # Not of a job that can have no slots; of a number that was not tried, the next smaller one.
         known = self.left_s[self.least : max(self.job.requested_slots, self.least) + 1]
         return float(known[np.isfinite(known)][-1])
 
     def reason(self, slots: int, price: float) -> str:
-        """Return the sentence that says why the job gets `slots` slots, or why it waits."""
         if not self.least:
             needs = counted(self.job.min_slots, "slot")
             return f"waits: it needs {needs}, and there are fewer"
@@ -271,7 +251,6 @@ class SlotValues:
         return f"{has}: {left and f'{left} to go; '}price {price:.2f}"
 
     def _left_in_words(self, slots: int) -> str:
-        """Return how long the job has to train on `slots` slots, as words for a reason."""
         if not self.job.is_measured:
             return ""
         left_s = float(self.left_s[slots])
@@ -283,16 +262,17 @@ class SlotValues:
 def curve(
     job: ClusterJob, had: int, slots_a_node: int, slots: int, before: Means | None = None
 ) -> SlotValues:
-    """Return the speed, the remaining time and the best batch of a job by its number of slots."""
     most = min(job.max_slots, slots)
-    worth = {batch: batch * job.model.efficiency(batch) for batch in _batches(job)}
+    smallest, largest = job.batches
+    doubled = {smallest << n for n in range((largest // smallest).bit_length())}
+    worth = {
+        batch: batch * job.model.efficiency(batch)
+        for batch in sorted({min(batch, largest) for batch in doubled} | {largest})
+    }
+    nodes = {*range(job.min_slots, slots_a_node + 1), *range(0, most + 1, slots_a_node)}
+    counts = sorted(n for n in nodes | {job.min_slots, had, most} if job.min_slots <= n <= most)
     fewest = job.local_batches[0] if job.local_batches else 0
-    tried = [
-        (count, batch)
-        for count in _sizes(job.min_slots, most, had, slots_a_node)
-        for batch in worth
-        if batch >= count * fewest
-    ]
+    tried = [(count, batch) for count in counts for batch in worth if batch >= count * fewest]
     step_s, deviation, readings = _step_times(job, tried, slots_a_node, before or {})
     rates, batches = np.full(max(most, 0) + 1, -math.inf), [job.batch] * (max(most, 0) + 1)
     for (count, batch), seconds in zip(tried, step_s, strict=True):
@@ -323,7 +303,6 @@ def curve(
 def _step_times(
     job: ClusterJob, tried: Sequence[tuple[int, int]], slots_a_node: int, before: Means
 ) -> tuple[Sequence[float], float, dict[str, list[float]]]:
-    """Return the seconds of a step of a job by its model, and the deviation of their logarithms."""
     placements = [compact(count, slots_a_node) for count, _ in tried]
     step_s = [
         job.model.step_s(placement, batch)
@@ -339,18 +318,6 @@ def _step_times(
     deviation = error.deviation / math.sqrt(times)
     found, left = smoothed(means, counts, nodes, batches, deviation)
     return found.tolist(), left, readings
-
-
-def _sizes(least: int, most: int, had: int, slots_a_node: int) -> list[int]:
-    sizes = {*range(least, slots_a_node + 1), *range(0, most + 1, slots_a_node), least, had, most}
-    return sorted(size for size in sizes if least <= size <= most)
-
-
-def _batches(job: ClusterJob) -> list[int]:
-    """Return the global batches to try for a job, ascending, in samples."""
-    smallest, largest = job.batches
-    doublings = (largest // smallest).bit_length()
-    return sorted({min(smallest << doubling, largest) for doubling in range(doublings)} | {largest})
 
 
 TINY = 1e-9  # slot-seconds; no job is shorter
@@ -375,7 +342,18 @@ class EdlPolicy:
         parse_speeds(self.speeds)
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        curves = self._curves(cluster)
+        readings, fixed = cluster.state.get("readings", {}), cluster.fixed
+        curves = [
+            curve(
+                job,
+                slot_count(cluster.present.get(job.name, ())),
+                cluster.per_node,
+                cluster.slots,
+                readings.get(job.name),
+            )
+            for job in cluster.jobs
+            if job.name not in fixed
+        ]
         waits = self._waits(cluster, curves)
         widest = max((one.least for one in curves), default=0)
         pools = node_pools(cluster, parse_speeds(self.speeds), widest)
@@ -383,10 +361,10 @@ class EdlPolicy:
         first, waiting = first_in_turn(due, sum(pool.free for pool in pools))
         urgent = {one.name: one.least for one in due if one.name in first}
         candidates = self._candidates(cluster, curves, pools, urgent, held=bool(waiting))
-        placements = {name: cluster.present[name] for name in cluster.fixed}
+        placements = {name: cluster.present[name] for name in fixed}
         for pool, sizes in zip(pools, self._sizes(candidates, pools), strict=True):
             placements |= pool.place(sizes, cluster)
-        reasons = dict.fromkeys(cluster.fixed, "keeps its slots: it may not be preempted")
+        reasons = dict.fromkeys(fixed, "keeps its slots: it may not be preempted")
         batches = {}
         for candidate in candidates:
             one, name = candidate.curve, candidate.name
@@ -405,21 +383,6 @@ class EdlPolicy:
         }
         return Allocation(placements, reasons, state, batches)
 
-    def _curves(self, cluster: ClusterState) -> list[SlotValues]:
-        """Return the speeds of the jobs of `cluster` whose slots may change."""
-        readings, fixed = cluster.state.get("readings", {}), cluster.fixed
-        return [
-            curve(
-                job,
-                slot_count(cluster.present.get(job.name, ())),
-                cluster.per_node,
-                cluster.slots,
-                readings.get(job.name),
-            )
-            for job in cluster.jobs
-            if job.name not in fixed
-        ]
-
     def _candidates(
         self,
         cluster: ClusterState,
@@ -428,7 +391,6 @@ class EdlPolicy:
         urgent: Mapping[str, int],
         held: bool,
     ) -> list[_Candidate]:
-        """Return the jobs whose slots may change, as the program weighs them."""
         homes = {
             one.job.name: slowest_pool(cluster.present.get(one.job.name, ()), pools)
             for one in curves
@@ -437,7 +399,17 @@ class EdlPolicy:
         reserved, waiting = reserve(urgent, homes, pools, rigid)
         # While a due job waits, no job starts that may not be preempted.
         late = rigid - {*reserved, waiting} if held or waiting else set()
-        prices = self._prices(curves)
+        able = [one for one in curves if one.least]
+        weights = np.array([one.job.weight for one in able])
+        sizes = [one.size_slot_s * (one.least if one.is_rigid else 1) for one in able]
+        lengths = np.maximum(sizes, TINY) / weights
+        behind = (lengths[None, :] / (lengths[None, :] + lengths[:, None])) @ weights
+        # p: 1 for rigid jobs, `exponent` for others, the mean by their remaining work.
+        work = sum(max(one.size_slot_s, TINY) for one in able)
+        rigid_work = sum(max(one.size_slot_s, TINY) for one in able if one.is_rigid)
+        part = rigid_work / work if work else 0.0
+        powers = behind ** (part + (1 - part) * self.exponent)
+        prices = {one.job.name: float(price) for one, price in zip(able, powers, strict=True)}
         return [
             _Candidate(
                 curve=one,
@@ -450,7 +422,6 @@ class EdlPolicy:
         ]
 
     def _waits(self, cluster: ClusterState, curves: Sequence[SlotValues]) -> dict[str, JobWait]:
-        """Return the account of each job at this decision, by job name."""
         now_s, then_s = cluster.now_s, float(cluster.state.get("at_s", cluster.now_s))
         known = read_waits(cluster.state.get("waits", {}))
         # Those whose slots may not change keep their account.
@@ -481,27 +452,9 @@ class EdlPolicy:
                 found.append(JobDeadline(one.job.name, one.least, deadline_s))
         return sorted(found, key=lambda one: one.deadline_s)
 
-    def _prices(self, curves: Sequence[SlotValues]) -> dict[str, float]:
-        """Return the worth v_j of a slot-second of work on each job j, by job name."""
-        able = [one for one in curves if one.least]
-        weights = np.array([one.job.weight for one in able])
-        counted = [one.size_slot_s * (one.least if one.is_rigid else 1) for one in able]
-        lengths = np.maximum(counted, TINY) / weights
-        behind = (lengths[None, :] / (lengths[None, :] + lengths[:, None])) @ weights
-        prices = behind ** self._power(able)
-        return {one.job.name: float(price) for one, price in zip(able, prices, strict=True)}
-
-    def _power(self, able: Sequence[SlotValues]) -> float:
-        """Return p: 1 for rigid jobs, `exponent` for others, the mean by their remaining work."""
-        work = sum(max(one.size_slot_s, TINY) for one in able)
-        rigid = sum(max(one.size_slot_s, TINY) for one in able if one.is_rigid)
-        part = rigid / work if work else 0.0
-        return part + (1 - part) * self.exponent
-
     def _sizes(
         self, candidates: Sequence[_Candidate], pools: Sequence[NodePool]
     ) -> list[dict[str, int]]:
-        """Return the number of slots of each job in each pool, by job name, pool by pool."""
         found: list[dict[str, int]] = []
         left = list(candidates)
         for at, pool in enumerate(pools):
@@ -520,7 +473,6 @@ class EdlPolicy:
         return found
 
     def _values(self, candidate: _Candidate, at: int, pools: Sequence[NodePool]) -> Values:
-        """Return what each number of slots is worth to a job, less the cost of a change."""
         one, own = candidate.curve, candidate.pool
         worth = candidate.price * pools[at].speed * one.speeds
         if candidate.held:
@@ -551,13 +503,10 @@ class EdlPolicy:
 
 
 class _Candidate(NamedTuple):
-    """A job whose slots may change, as the program weighs it."""
-
     curve: SlotValues  # its speed, remaining time and batch, by its number of slots
     price: float  # the worth of a slot-second of its work
     pool: int | None  # the place of the pool that it is in; None: it has no slots
-    # the place of the pool in which it must have slots at the latest; None: none
-    reserved: int | None
+    reserved: int | None  # of the pool in which it must have slots at the latest; else None
     held: bool  # whether the job must not be started by this decision
 
     @property

@@ -75,13 +75,16 @@ class ProgramRow:
 
     @property
     def high(self) -> int:
-        """The largest number of slots k that the row covers."""
         return self.low + len(self.values) - 1
 
 
 def best_sizes(values: Sequence[Values], slots: int) -> list[int] | None:
-    """Return the number of slots of each job with which the sum of the jobs' values is largest."""
-    worth = [_worth(of) for of in values]
+    # The sizes with a larger value than each smaller one. The value of 0 slots is ignored: each job
+    # gets some.
+    worth = [
+        np.flatnonzero(of[1:] > np.maximum.accumulate(np.concatenate(([-np.inf], of[1:-1])))) + 1
+        for of in values
+    ]
     if any(len(sizes) == 0 for sizes in worth):
         return None
     needed = sum(int(sizes[0]) for sizes in worth)
@@ -92,19 +95,21 @@ def best_sizes(values: Sequence[Values], slots: int) -> list[int] | None:
     for of, sizes in zip(values, worth, strict=True):
         needed -= int(sizes[0])
         rows.append(_next(rows[-1], of, sizes, slots - needed, scratch))
-    return _trace_back(rows, values, worth)
-
-
-def _worth(values: Values) -> npt.NDArray[np.int64]:
-    # The value of 0 slots is ignored: each job gets some.
-    above = values[1:] > np.maximum.accumulate(np.concatenate(([-np.inf], values[1:-1])))
-    return np.flatnonzero(above) + 1
+    last = rows[-1]
+    # The fewest slots of the same sum.
+    used = last.low + int(np.argmax(last.values))
+    chosen: list[int] = []
+    for before, of, sizes in zip(rows[-2::-1], values[::-1], worth[::-1], strict=True):
+        possible = sizes[(used - sizes >= before.low) & (used - sizes <= before.high)]
+        sums = before.values[used - possible - before.low] + of[possible]
+        chosen.append(int(possible[np.argmax(sums)]))
+        used -= chosen[-1]
+    return chosen[::-1]
 
 
 def _next(
     before: ProgramRow, values: Values, sizes: npt.NDArray[np.int64], most: int, scratch: Values
 ) -> ProgramRow:
-    """Return the row of the dynamic program with one more job."""
     low = before.low + int(sizes[0])
     high = min(before.high + int(sizes[-1]), most)
     row = np.full(high - low + 1, -np.inf)
@@ -119,24 +124,7 @@ def _next(
     return ProgramRow(low, row)
 
 
-def _trace_back(
-    rows: Sequence[ProgramRow], values: Sequence[Values], worth: Sequence[npt.NDArray[np.int64]]
-) -> list[int]:
-    """Return the number of slots of each job that led to the largest sum of the last row."""
-    last = rows[-1]
-    # the fewest slots of the same sum
-    used = last.low + int(np.argmax(last.values))
-    chosen: list[int] = []
-    for before, of, sizes in zip(rows[-2::-1], values[::-1], worth[::-1], strict=True):
-        possible = sizes[(used - sizes >= before.low) & (used - sizes <= before.high)]
-        sums = before.values[used - possible - before.low] + of[possible]
-        chosen.append(int(possible[np.argmax(sums)]))
-        used -= chosen[-1]
-    return chosen[::-1]
-
-
 GRID = 12
-
 BEST, LARGEST, SMALLEST, RANDOM = "best", "largest", "smallest", "random"
 
 
@@ -178,7 +166,6 @@ class Jsa:
         return Allocation(place_slots(sizes, cluster), reasons, cluster.state, batches)
 
     def _scaling(self, job: ClusterJob, slots_a_node: int, slots: int) -> JobScaling:
-        """Return the relative throughput F_j(k) of a job for each number of slots k."""
         low, high = self._range(job)
         scaling = JobScaling(job)
         unit = job.batches[1]
@@ -196,7 +183,6 @@ class Jsa:
         return scaling
 
     def _range(self, job: ClusterJob) -> tuple[int, int]:
-        """Return (smallest, largest) global batch, in samples, that this policy allows `job`."""
         low, high = job.batches
         if job.local_batches is not None:
             high = max(low, min(high, job.max_slots * job.local_batches[1]))
@@ -219,11 +205,9 @@ class JobScaling:
     # the relative throughput by the number of slots: `rates[k]` is that of k slots, and minus
     # infinity where the job cannot have k slots, as for `rates[0]`
     rates: list[float] = field(default_factory=lambda: [-math.inf])
-    # the global batch, in samples, by the number of slots; 0 where `rates` is minus infinity
-    batches: list[int] = field(default_factory=lambda: [0])
+    batches: list[int] = field(default_factory=lambda: [0])  # the global batch of k slots, or 0
 
     def add(self, rate: float, batch: int) -> None:
-        """Append the throughput and the batch for one slot more than the last entry has."""
         if rate > -math.inf and not self.least:
             self.least = len(self.rates)
         self.rates.append(rate)
@@ -235,7 +219,6 @@ class JobScaling:
         return np.array(self.rates)
 
     def reason(self, count: int) -> str:
-        """Return why the job has `count` slots, with its batch and its speed."""
         slots = counted(count, "slot")
         rate = f"{self.rates[count]:.2f} times as fast as one full slot"
         return f"has {slots} and a batch of {self.batches[count]}: {rate}"
@@ -260,21 +243,16 @@ def fastest_batch(
         return None
     placement = compact(slots, slots_a_node)
     best = BatchThroughput(0, -math.inf)
-    for batch in _grid(low, high, slots):
+    steps = min(GRID - 1, high - low)
+    grid = {low, high}
+    for step in range(1, steps):
+        # Multiples of `slots`, so that all slots have equal shares.
+        batch = round(low * (high / low) ** (step / steps) / slots) * slots
+        if low < batch < high:
+            grid.add(batch)
+    for batch in sorted(grid):
         rate = batch / job.model.step_s(placement, batch)
         # of equal ones the smallest
         if rate > best.rate:
             best = BatchThroughput(batch, rate)
     return best
-
-
-def _grid(low: int, high: int, slots: int) -> list[int]:
-    """Return the global batches to try, ascending, at most `GRID`."""
-    steps = min(GRID - 1, high - low)
-    grid = {low, high}
-    for step in range(1, steps):
-        # multiples of `slots`, so that all slots have equal shares
-        batch = round(low * (high / low) ** (step / steps) / slots) * slots
-        if low < batch < high:
-            grid.add(batch)
-    return sorted(grid)

@@ -44,7 +44,6 @@ POLICIES: Registry = {
 
 
 def policy_named(name: str, seed: int = 0, resize_s: float | None = None) -> ClusterPolicy:
-    """Return the policy that is registered as `name`, with the given parameters."""
     if name not in POLICIES:
         raise UsageError(
             f"there is no policy {name!r}; use one of {', '.join(POLICIES)}, or name your own: "
@@ -56,7 +55,6 @@ def policy_named(name: str, seed: int = 0, resize_s: float | None = None) -> Clu
 def with_run(
     policy: ClusterPolicy, seed: int = 0, resize_s: float | None = None, speeds: str = ""
 ) -> ClusterPolicy:
-    """Return `policy` with the seed, the cost of a resize and the speeds of one simulation."""
     rule: Any = policy  # a frozen dataclass with the policy's parameters
     # 0, None and an empty text change nothing.
     given = {"seed": seed or None, "resize_s": resize_s, "speeds": speeds or None}
@@ -67,7 +65,6 @@ def with_run(
 
 
 def with_parameters(name: str, parameters: Mapping[str, Any]) -> ClusterPolicy:
-    """Return the policy that is registered as `name`, with other values of some parameters."""
     rule: Any = policy_named(name)
     known = {one.name: getattr(rule, one.name) for one in fields(rule) if one.metadata}
     check_parameters(name, parameters, known)
@@ -78,20 +75,17 @@ def with_parameters(name: str, parameters: Mapping[str, Any]) -> ClusterPolicy:
 
 
 def check_parameters(name: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Raise UsageError unless each parameter is known, and its value is like the known one."""
     for key, value in given.items():
         if key not in known:
             have = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
             raise UsageError(f"the policy {name} has no parameter {key!r}; {have}")
-        if type(value) is not type(known[key]) and not _is_number(value, known[key]):
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        is_number = isinstance(known[key], float) and is_whole
+        if type(value) is not type(known[key]) and not is_number:
             raise UsageError(
                 f"the parameter {key} of the policy {name} is {value!r}; it must be like "
                 f"{known[key]!r}"
             )
-
-
-def _is_number(value: object, known: object) -> bool:
-    return isinstance(known, float) and isinstance(value, int) and not isinstance(value, bool)
 
 
 # ------------------------------------------------------------
@@ -102,9 +96,7 @@ def _is_number(value: object, known: object) -> bool:
 
 
 MAX_STATE_BYTES = 100_000  # of JSON: ZooKeeper holds 1 MB in a node, with all else of a decision
-
 MAX_REASON_CHARS = 300
-
 GUIDE = "see docs/guides/writing-a-policy.md"
 
 
@@ -116,42 +108,36 @@ class OwnPolicy:
     rule: ClusterPolicy  # the object of that class
 
     def __call__(self, cluster: ClusterState) -> Allocation:
-        """Return the decision of the user's policy about `cluster`, as JSON would hold it."""
         try:
             answer = self.rule(cluster)
         except Exception as error:
-            raise UsageError(f"the policy {self.name} has failed: {self._told(error)}") from error
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            trace, place = error.__traceback__, ""
+            while trace is not None:
+                if trace.tb_frame.f_globals.get("__name__") == type(self.rule).__module__:
+                    file = trace.tb_frame.f_code.co_filename.rpartition("/")[2]
+                    place = f" ({file}, line {trace.tb_lineno})"
+                trace = trace.tb_next
+            raise UsageError(f"the policy {self.name} has failed: {what}{place}") from error
         found = checked_allocation(self.name, answer)
         wrong = violation(found, cluster)
         if wrong is not None:
             raise UsageError(f"the decision of the policy {self.name} breaks a rule: {wrong}")
         return found
 
-    def _told(self, error: Exception) -> str:
-        """Return what `error` is, and the line of the user's module from which it came."""
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        trace, place = error.__traceback__, ""
-        while trace is not None:
-            if trace.tb_frame.f_globals.get("__name__") == type(self.rule).__module__:
-                file = trace.tb_frame.f_code.co_filename.rpartition("/")[2]
-                place = f" ({file}, line {trace.tb_lineno})"
-            trace = trace.tb_next
-        return f"{what}{place}"
 
-
-def own_policy(name: str, found: object, parameters: Mapping[str, Any]) -> OwnPolicy:
-    """Return the policy that a user's class makes, with these `parameters`."""
-    if not isinstance(found, type) or not any("__call__" in vars(one) for one in found.__mro__):
-        what = f"is {found!r}" if isinstance(found, type) else f"is a {type(found).__name__}"
+def own_policy(name: str, kind: object, parameters: Mapping[str, Any]) -> OwnPolicy:
+    if not isinstance(kind, type) or not any("__call__" in vars(one) for one in kind.__mro__):
+        what = f"is {kind!r}" if isinstance(kind, type) else f"is a {type(kind).__name__}"
         raise UsageError(
             f"{name} {what}, and no policy; write a class with a method `__call__(self, cluster)`: "
             f"{GUIDE}"
         )
-    declared = fields(found) if is_dataclass(found) else ()
+    declared = fields(kind) if is_dataclass(kind) else ()
     known = {one.name: one.default for one in declared if one.init and one.default is not MISSING}
     check_parameters(name, parameters, known)
     try:
-        rule: ClusterPolicy = found(**parameters)
+        rule: ClusterPolicy = kind(**parameters)
     except Exception as error:
         raise UsageError(
             f"no object of the policy {name} can be made: {type(error).__name__}: {error}; give "
@@ -161,7 +147,6 @@ def own_policy(name: str, found: object, parameters: Mapping[str, Any]) -> OwnPo
 
 
 def checked_allocation(name: str, answer: object) -> Allocation:
-    """Return `answer` as the decision that JSON would hold, with reasons of limited length."""
     if not isinstance(answer, Allocation):
         raise UsageError(
             f"the policy {name} has answered {type(answer).__name__}; it must return an "

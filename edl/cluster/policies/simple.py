@@ -62,7 +62,6 @@ class Fifo:
 
     @property
     def in_order(self) -> bool:
-        """Whether no job starts before a job that was submitted earlier."""
         return not (self.backfill or self.by_weight)
 
     def _why(self, job: ClusterJob, now_s: float) -> str:
@@ -91,7 +90,6 @@ class MaxMin:
 
 
 def shares(jobs: Sequence[ClusterJob], fixed: dict[str, int], slots: int) -> dict[str, int]:
-    """Return the max-min fair number of slots of each job, by job name."""
     sizes = first_that_fit(jobs, fixed, slots, lambda job: job.min_slots)
     left = slots - sum(sizes.values())
     most = [job.most_slots(job.batch) for job in jobs]

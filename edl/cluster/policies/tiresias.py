@@ -84,7 +84,6 @@ class ElasticTiresias:
         return Allocation(place_slots(sizes, cluster), reasons, noted)
 
     def _queues(self, cluster: ClusterState) -> tuple[set[str], dict[str, float]]:
-        """Move jobs between the queues, by attained service and by wait, and return the queues."""
         names = {job.name for job in cluster.jobs}
         second = names.intersection(cluster.state.get("second", ()))
         # what promoted jobs had attained when they were promoted
@@ -109,7 +108,6 @@ class ElasticTiresias:
 
 
 def speedup(job: ClusterJob, slots: int, slots_a_node: int) -> float:
-    """Return how many times as fast `job` is on `slots` slots as on one slot."""
     if slots <= job.min_slots:
         return float(slots)
     least_s = job.model.step_s(compact(job.min_slots, slots_a_node), job.batch)
@@ -123,8 +121,6 @@ def _expand(
     left: int,
     largest: int,
 ) -> None:
-    """Add `left` spare slots to `sizes`, each to the job whose speedup grows most by it."""
-
     def gain(job: ClusterJob) -> float:
         has = sizes.get(job.name, 0)
         if not has:
@@ -147,7 +143,6 @@ def _expand(
 
 
 def _ran(cluster: ClusterState, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return the times at which jobs started and stopped, for the policy's next decision."""
     # Three dictionaries by job name, with times in seconds: `started`, when a job first ran;
     # `began`, since when a running job runs; `stopped`, when a waiting job last stopped, and how
     # long it had run by then.
@@ -168,7 +163,6 @@ def _ran(cluster: ClusterState, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _reason(job: ClusterJob, has: int, demoted: bool, compacted: bool) -> str:
-    """Return the sentence that says why a job has its slots, or why it waits."""
     queue = "queue 2" if demoted else "queue 1"
     if not has:
         requested = counted(job.requested_slots, "slot")
@@ -195,15 +189,11 @@ def _reason(job: ClusterJob, has: int, demoted: bool, compacted: bool) -> str:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A job in a ranking of jobs."""
-
-    # the job as a policy reads it; its position is that of this object in the sequence
-    job: ClusterJob
+    job: ClusterJob  # its position is that of this object in the sequence
     why: str  # the clause that explains its position in the ranking, for the reason of the decision
 
 
 def admit(ranking: Sequence[Ranked], cluster: ClusterState, overtaking: bool = True) -> Allocation:
-    """Return the allocation that gives jobs their requested slots in the order of `ranking`."""
     fixed, left = cluster.fixed, cluster.slots
     # Jobs with slots that request more than there is shrink, so that none is halted for another.
     shrinking = _Shrinking(ranking, cluster)
@@ -257,7 +247,6 @@ class _Shrinking:
         return job.allowed_slots(min(goal, room)) or job.requested_slots
 
     def _fitting(self, jobs: Sequence[ClusterJob], left: int) -> dict[str, int]:
-        """Return the slots of `jobs` by name, `left` in all, if no other job got any."""
         found: dict[str, int] = {}
         for job in jobs:
             if job.min_slots <= left:
@@ -276,7 +265,6 @@ class _Shrinking:
 
 
 def _slots(size: int, job: ClusterJob) -> str:
-    """Return the `size` of a job as a text, with what it requested if that is more."""
     if size < job.requested_slots:
         return f"{size} of the {job.requested_slots} slots that it requested"
     return counted(size, "slot")
