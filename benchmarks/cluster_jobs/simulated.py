@@ -13,7 +13,7 @@ from benchmarks.cluster_jobs.costs import Costs
 from benchmarks.cluster_jobs.live import LiveRun, PolicyChoice
 from benchmarks.cluster_jobs.profiling import Profiles
 from benchmarks.cluster_jobs.workload import BATCH, HOSTS, MOST, SLOTS, WorkloadJob
-from edl.cluster.candidates import LiveModel, StepTimeModels, speed_samples
+from edl.cluster.candidates import LiveModel, StepTimeModels, sourced_samples
 from edl.cluster.manifest import PolicyHints
 from edl.cluster.policies.registry import with_parameters
 from edl.cluster.records import ClusterRecord
@@ -61,7 +61,8 @@ class MeasuredWork:
     def model(self, epoch: int, progress: float) -> TrainingModel:
         """Return the model that policies have of a live job with this curve."""
         hints = PolicyHints(throughput={str(n): BATCH / each for n, each in self.step_s.items()})
-        samples = speed_samples(JobMeasurements(), hints, Batching(global_batch=BATCH))
+        known = sourced_samples(JobMeasurements(), hints, Batching(global_batch=BATCH))
+        samples = tuple(sample for sample, _ in known)
         return LiveModel(
             samples=samples,
             left=max(0.0, self.steps - progress) * BATCH,
