@@ -181,7 +181,7 @@ def _counts(
     room = sum(count for offered, count in free.items() if labels <= offered)
     if job.min_slots > room + limits.max_hosts * limits.shape.slots:
         return False
-    if cluster.lacking_on_lent(job):
+    if cluster.lacking_on_borrowed(job):
         return False  # another host of the same fleet would lack its files, too
     if job.life.state is not LifeState.QUEUED:
         return True

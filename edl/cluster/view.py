@@ -326,7 +326,7 @@ class ClusterView:
         return {job.name: job for job in self.jobs}
 
     @cached_property
-    def _lent_lack(self) -> Mapping[tuple[str, int], Mapping[str, str]]:
+    def _borrowed_lack(self) -> Mapping[tuple[str, int], Mapping[str, str]]:
         found: dict[tuple[str, int], dict[str, str]] = {}
         for host in self.hosts:
             if host.offer is not None and host.offer.lease:
@@ -336,9 +336,9 @@ class ClusterView:
                         found.setdefault((job, one.order), {}).setdefault(what, host.name)
         return found
 
-    def lacking_on_lent(self, job: JobView) -> Mapping[str, str]:
+    def lacking_on_borrowed(self, job: JobView) -> Mapping[str, str]:
         """Return what `job` needs and did not find on lent hosts where it was to start: -> host."""
-        return self._lent_lack.get((job.name, job.order), {})
+        return self._borrowed_lack.get((job.name, job.order), {})
 
     @cached_property
     def host_named(self) -> Mapping[str, HostView]:
@@ -553,7 +553,7 @@ def missing_paths(
     for job in cluster.jobs:
         if not job.wants_slots:
             continue
-        lacking = cluster.lacking_on_lent(job)
+        lacking = cluster.lacking_on_borrowed(job)
         for path, what in job.manifest.required_paths.items():
             known = before.get(path)
             if known is not None and 0.0 <= now_s - known.since_s < MISSING_S:
