@@ -33,7 +33,6 @@ from edl.spec import variable as variable_of
 
 
 def read_policy(policy: str | os.PathLike[str], reader: str) -> tuple[str, str]:
-    """Return the text of a policy, and the name of its source for messages."""
     if isinstance(policy, str) and "\n" in policy:
         return policy, reader
     try:
@@ -140,7 +139,6 @@ class Config:
 
     @property
     def own_address(self) -> str:
-        """The IPv4 address or name at which this worker listens and other workers reach it."""
         return self.address or LOOPBACK
 
 
@@ -179,7 +177,6 @@ def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _take_secret(found: dict[str, Any], *places: Mapping[str, Any]) -> None:
-    """Let the first place that gives the secret, or a file with it, decide the secret in `found`"""
     # Otherwise the path in `found` becomes empty, and the secret in `found` stays as it is.
     for place in places:
         secret, path = place.get("secret"), place.get("secret_file")
@@ -197,7 +194,6 @@ def _take_secret(found: dict[str, Any], *places: Mapping[str, Any]) -> None:
 
 
 def misspelled(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables that look like misspelled settings of edl."""
     environ = os.environ if environ is None else environ
     known = {variable_of(name).removeprefix("EDL_"): variable_of(name) for name in SETTINGS}
     found = {}
@@ -259,7 +255,6 @@ _OF_A_SLOT = {
 
 
 def horovod_slot(environ: Mapping[str, str] | None = None) -> HorovodSlot | None:
-    """Return the slot of elastic `horovodrun` that this process was started for."""
     environ = os.environ if environ is None else environ
     if environ.get("HOROVOD_ELASTIC") != "1" or not environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"):
         return None
@@ -277,17 +272,14 @@ def horovod_slot(environ: Mapping[str, str] | None = None) -> HorovodSlot | None
 
 
 def horovod_size() -> int:
-    """Return HOROVOD_SIZE, the number of workers as a launcher that is not elastic has set it."""
     return int(_parse("HOROVOD_SIZE", os.environ.get("HOROVOD_SIZE") or "1", int))
 
 
 def log_of_worker() -> str:
-    """Return the path of this worker's log file, as the agent that started the worker has set it"""
     return os.environ.get("EDL_LOG_FILE", "")
 
 
 def environment_for_worker() -> dict[str, str]:
-    """Return a copy of this process's environment, to start a worker with."""
     dropped = {*_OF_A_SLOT, "HOROVOD_ELASTIC", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"}
     dropped |= {variable_of(name) for name in OF_THE_JOB}
     dropped |= {_INHERITED_TEMPLATE, STATE_VARIABLE, "EDL_DEVICE", variable_of("secret_file")}
@@ -295,7 +287,6 @@ def environment_for_worker() -> dict[str, str]:
 
 
 def environment() -> dict[str, str]:
-    """Return a copy of this process's environment, to build the environment of a child from."""
     return dict(os.environ)
 
 
@@ -314,8 +305,6 @@ def environment_at_start() -> dict[str, str]:
 
 
 def trace_exporters() -> tuple[tuple[str, ...], ...]:
-    """Return the OpenTelemetry exporters that spans go to; empty: the environment asks for none."""
-
     def of(name: str) -> str:
         return os.environ.get(f"OTEL_{name}", "").strip().lower()
 
@@ -332,7 +321,6 @@ def trace_exporters() -> tuple[tuple[str, ...], ...]:
 
 
 def set_environment(values: Mapping[str, str | None]) -> None:
-    """Set environment variables of this process, for edl, child processes and C++ libraries."""
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
@@ -341,12 +329,10 @@ def set_environment(values: Mapping[str, str | None]) -> None:
 
 
 def cache_dir() -> Path:
-    """Return the user's cache directory of edl, and create it if it does not exist."""
     return _user_dir("XDG_CACHE_HOME", ".cache")
 
 
 def state_dir() -> Path:
-    """Return the user's state directory of edl, and create it if it does not exist."""
     if given := os.environ.get(STATE_VARIABLE):
         path = Path(given)
         path.mkdir(parents=True, exist_ok=True)
@@ -359,7 +345,6 @@ def state_dir() -> Path:
 
 
 def home_dir() -> str:
-    """Return the path of the user's home directory: HOME, or else that in the user database."""
     try:
         return str(Path.home())
     except RuntimeError as error:
@@ -407,7 +392,6 @@ def _as_text(value: Any) -> str:
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
-    """Return the value that a program gives for the setting `name`, as a value of type `hint`."""
     try:
         if hint in (int, int | None):
             return operator.index(value)
@@ -423,7 +407,6 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
 
 
 def _kind(hint: Any) -> str:
-    """Return the words that an error message uses for the values of a setting."""
     if hint == tuple[int, ...]:
         return "whole numbers with commas between, like 1,2,4"
     kinds = {int: "an integer", float: "a number", bool: "1 or 0", str: "text"}
@@ -431,7 +414,6 @@ def _kind(hint: Any) -> str:
 
 
 def _parse(name: str, text: str, hint: Any) -> Any:
-    """Return the value of type `hint` that `text` stands for."""
     try:
         if hint in (int, int | None):
             return int(text)

@@ -293,7 +293,6 @@ def kind_of_change(generation: int, new: GenerationDetails) -> str:
 
 
 def cost(event: Event) -> str:
-    """Return the time that a switch has cost, in words; empty if `event` is of another kind."""
     if not isinstance(event.details, SwitchDetails) or not event.details.workers:
         return ""
     by_number = sorted(event.details.workers.items(), key=lambda item: (len(item[0]), item[0]))
@@ -323,6 +322,5 @@ def _ms(seconds: float) -> str:
 
 
 def longest_stall(switch: SwitchDetails) -> SwitchParts | None:
-    """Return the parts of the old worker that `switch` held up longest, if it had any."""
     old = [parts for parts in switch.workers.values() if parts.role == "old"]
     return max(old, key=lambda parts: parts.stall_s, default=None)

@@ -101,11 +101,9 @@ class Event(Record):
 
     @property
     def kind(self) -> EventKind:
-        """The kind of this event, which is the kind of its details."""
         return self.details.kind
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as JSON values, with its kind; of a long text the middle is left out."""
         values: dict[str, Any] = excerpts({"kind": str(self.kind), **super().to_json()})
         return values
 

@@ -30,7 +30,6 @@ def installed_marker() -> dict[str, Any]:
 
 
 def read_installed(name: str) -> dict[str, Any]:
-    """Return the JSON object in a file of the installed Horovod."""
     try:
         path = Path(str(importlib.metadata.distribution("horovod").locate_file(name)))
         value = json.loads(path.read_text(encoding="utf-8"))

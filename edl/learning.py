@@ -78,7 +78,6 @@ class LearningMeter:
         self._step, self._mean, self._rate = step, means[name], rate
 
     def completed(self, step: int, np: int, now_s: float) -> None:
-        """Make a sample of `step`, which is complete."""
         self.due_s, self.wants_loss = now_s + PERIOD_S, True
         loss, read, is_mean = self._mean, self._read, self._has_means
         if read is not None:
@@ -92,7 +91,6 @@ class LearningMeter:
             self._samples.append(LearningSample(self._step, loss, rate, np, is_mean))
 
     def taken(self) -> tuple[LearningSample, ...]:
-        """Return the samples since the last call, the oldest first, at most `KEPT`."""
         found: list[LearningSample] = []
         with suppress(IndexError):
             while True:
@@ -101,7 +99,6 @@ class LearningMeter:
 
 
 def training_loss(means: Mapping[str, float]) -> str | None:
-    """Return the name of the training loss among `means`, if there is one."""
     names = [name for name in means if "loss" in name.lower() and not _is_score(name)]
     return min(names, key=lambda name: (len(name), name), default=None)
 
@@ -145,7 +142,6 @@ class LearningPoint(NamedTuple):
     not_finite: int
 
     def and_then(self, later: LearningPoint) -> LearningPoint:
-        """Return the point of both periods; `later` follows this one."""
         finite = self.finite + later.finite
         sums = (one.loss * one.finite for one in (self, later) if one.loss is not None)
         return later._replace(
@@ -201,7 +197,6 @@ class LossTrend(Record):
     highest: float = 0.0  # of `recent` when the lowest mean was found
 
     def with_sample(self, sample: LearningSample) -> tuple[LossTrend, LossSpike | None]:
-        """Return what is known with `sample`, and what it shows to be wrong, if anything."""
         new = self._with_rate(sample)
         if sample.loss is None:
             return new, None
@@ -234,7 +229,6 @@ class LossTrend(Record):
         return replace(new, rate_after=max(rate, self.rate_after or 0.0))
 
     def _with_loss(self, step: int, loss: float) -> tuple[LossTrend, LossSpike | None]:
-        """Return what is known with a finite loss, and the finding if it has risen too far."""
         recent = (*self.recent, loss)[-COMPARED:]
         last = recent[-MEAN_OF:]
         mean = sum(last) / len(last)
@@ -261,7 +255,6 @@ class LossTrend(Record):
         return replace(new, told=mean), new._spike(mean)
 
     def _spike(self, loss: float | None) -> LossSpike:
-        """Return the finding with this `loss`; None: it is not finite."""
         return LossSpike(
             loss=loss,
             lowest=self.lowest,
@@ -288,7 +281,6 @@ class LearningCurve(Record):
     def with_samples(
         self, samples: Sequence[LearningSample], at_s: float
     ) -> tuple[LearningCurve, tuple[tuple[int, LossSpike], ...]]:
-        """Return the curve with `samples`, and what they show to be wrong, by step."""
         curve, found = self, list[tuple[int, LossSpike]]()
         for sample in samples:
             curve = curve._back_to(sample.step)
@@ -299,7 +291,6 @@ class LearningCurve(Record):
         return curve, tuple(found)
 
     def columns(self) -> dict[str, list[float | None]]:
-        """Return the points as columns for charts: `step`, `loss`, `learning_rate`."""
         return {
             "step": [one.step for one in self.points],
             "loss": [one.loss for one in self.points],
@@ -339,7 +330,6 @@ def _point(sample: LearningSample, at_s: float) -> LearningPoint:
 def _added(
     points: tuple[LearningPoint, ...], point: LearningPoint, period_s: float
 ) -> tuple[LearningPoint, ...]:
-    """Return `points` with one more, combined with the last one if it is in the same period."""
     last = points[-1] if points else None
     if last is not None and last.at_s // period_s == point.at_s // period_s:
         return (*points[:-1], last.and_then(point))
@@ -352,7 +342,6 @@ def short(value: float) -> str:
 
 
 def spike_in_words(spike: LossSpike) -> str:
-    """Return a sentence that says how the loss goes wrong, with the learning rate."""
     whose = "of all workers" if spike.is_mean else "of one worker's batches"
     if spike.loss is None:
         what = "the loss is not finite (inf or nan) any more"
@@ -370,7 +359,6 @@ def spike_in_words(spike: LossSpike) -> str:
 
 
 def _rate_in_words(spike: LossSpike) -> str:
-    """Return a clause that says what the learning rate is, and when it rose."""
     rate, top = spike.learning_rate, spike.risen_to
     if rate is None or top is None:
         return "edl does not know the learning rate"

@@ -62,7 +62,6 @@ class Metric:
 
 
 def counter(name: str, help: str, *labels: str) -> Metric:
-    """Return the declaration of a counter, whose `name` ends in `_total`."""
     return Metric(name, MetricType.COUNTER, help, labels)
 
 
@@ -75,7 +74,6 @@ def histogram(name: str, help: str, *labels: str) -> Metric:
 
 
 def info(name: str, help: str, *labels: str) -> Metric:
-    """Return the declaration of a metric that is always 1; its `name` ends in `_info`."""
     return Metric(name, MetricType.INFO, help, labels)
 
 

@@ -151,7 +151,6 @@ class EventCounts:
         self._kinds: dict[int, str] = {}
 
     def add(self, event: Event) -> None:
-        """Count `event`, an event of the job that was not given before."""
         self._events[event.kind] += 1
         if isinstance(event.details, GenerationDetails):
             kind = kind_of_change(event.generation, event.details)
@@ -163,7 +162,6 @@ class EventCounts:
             self._add_stall(event.details, self._kinds.get(event.generation, UNKNOWN))
 
     def _add_stall(self, switch: SwitchDetails, kind: str) -> None:
-        """Count how long a switch held up the old worker that waited longest, if it had any."""
         longest = longest_stall(switch)
         if longest is None:
             return
@@ -172,7 +170,6 @@ class EventCounts:
             self._parts[kind, part] += getattr(longest, f"{part}_s")
 
     def samples(self) -> list[Sample]:
-        """Return the values of the metrics about events."""
         return [
             *(EVENTS(count, kind) for kind, count in self._events.copy().items()),
             *(CHANGES(self._changes[kind], kind) for kind in CHANGE_KINDS),
@@ -193,7 +190,6 @@ def job_samples(status: JobStatus, counts: EventCounts, connected: bool) -> list
 
 
 def _written(status: JobStatus) -> list[Sample]:
-    """Return the values that change only when a record of the job is written to ZooKeeper."""
     found = [
         *one_of(JOB_STATE, [*JobState], status.state),
         RING_WORKERS(status.world_size),
@@ -241,7 +237,6 @@ def _reported(status: JobStatus) -> list[Sample]:
 
 
 def scrape_targets(snapshot: Snapshot) -> list[Mapping[str, Any]]:
-    """Return where the metrics of a job are, as Prometheus' HTTP service discovery reads it."""
     job = snapshot.job.name
     agents = [
         _target(host.address, host.metrics_port, edl_job=job, host=host.name)

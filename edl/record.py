@@ -77,7 +77,6 @@ _MAKERS: dict[str, Callable[[dict[Any, Any]], dict[Any, Any]]] = {
 
 
 def kind_of_dict(value: dict[Any, Any]) -> str:
-    """Return the kind of `value`, such as "OrderedDict" or "defaultdict(int)"."""
     if isinstance(value, defaultdict):
         known = [one.__name__ for one in _FACTORIES if one is value.default_factory]
         return f"defaultdict({known[0]})" if known else DICT

@@ -71,7 +71,6 @@ class Job(Record):
 
     @property
     def sizes(self) -> Sizes:
-        """The rules about the numbers of workers that the job may have, from its specification."""
         return self.spec.sizes
 
 
@@ -177,7 +176,6 @@ class Host(Record):
         return self.address == other.address and len(known) < 2
 
     def is_same_agent(self, other: Host) -> bool:
-        """Return whether this record and `other` are of one process, an agent of one host."""
         return (self.name, self.pid) == (other.name, other.pid) and self.shares_machine(other)
 
 
@@ -247,7 +245,6 @@ class Member(Record):
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> Member:
-        """Return a copy with another `stage` and the other arguments' values; None: as before."""
         # A worker that was asked to leave stays `LEAVING` when it enters another ring.
         keeps = self.stage is Stage.LEAVING and stage is Stage.ACTIVE
         newest = self.newest_generation if newest_generation is None else newest_generation
@@ -389,11 +386,9 @@ class JobPolicy(Record):
 
     @property
     def is_on(self) -> bool:
-        """Whether the job has a policy that was not switched off."""
         return bool(self.text) and not self.off
 
     def held(self, now_s: float) -> JobPolicy:
-        """Return this policy after a person has asked for a size, at `now_s` since 1970."""
         return replace(self, held_until_s=now_s + self.hold_s) if self.is_on else self
 
 
@@ -460,7 +455,6 @@ class SwitchParts(Record):
     median_step_s: Annotated[float, "of an old worker's last 50 steps before it"] = 0.0
 
     def seconds(self) -> dict[str, float]:
-        """Return the duration of each part by name, without `role`."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_s")}
 
 
@@ -540,11 +534,9 @@ class WorkerProgress(JobProgress):
 
     @property
     def trains(self) -> bool:
-        """Whether the worker has completed a step in its ring."""
         return self.generation > 0 and (self.median_step_s > 0 or self.samples_total > 0)
 
     def for_others(self, now_s: float) -> dict[str, Any]:
-        """Return the progress as JSON values for other processes, whose clocks differ."""
         values = self.to_json()
         return values | {"quiet_s": round(now_s - values.pop("updated_at"), 3)}
 
@@ -563,7 +555,6 @@ class WorkerProgress(JobProgress):
 def is_status_due(
     progress: WorkerProgress, told_generation: int, passed_s: float, period_s: float
 ) -> bool:
-    """Return whether the leader writes the status now: in each period, and for a new ring."""
     # By that a cluster knows that the job has started, and in a large one the period is long.
     begins = progress.trains and progress.generation != told_generation
     return begins or passed_s >= period_s

@@ -161,7 +161,6 @@ def _disabled_slots(snapshot: Snapshot) -> dict[str, str]:
 
 
 def _reason(snapshot: Snapshot) -> str:
-    """Return the reason in the job's record, else that no process is there, else the leader's."""
     job = snapshot.job
     if job.state.over or job.reason:
         return job.reason
@@ -204,7 +203,6 @@ def trained_fraction(progress: JobProgress, finished: bool = False) -> float | N
 
 
 def bar(fraction: float, width: int) -> tuple[str, str]:
-    """Return the two parts of a progress bar as text: what is trained, and what is not."""
     filled = min(width, int(width * max(0.0, fraction)))
     return FILLED * filled, EMPTY * (width - filled)
 
@@ -255,7 +253,6 @@ class JobSummary(Record):
 
 
 def job_summary(snapshot: Snapshot) -> JobSummary:
-    """Return the summary of the job whose records in ZooKeeper are `snapshot`."""
     now = job_status(snapshot, "")
     over = now.state.over
     return JobSummary(
@@ -288,12 +285,10 @@ def newest_jobs(jobs: Sequence[JobSummary]) -> tuple[list[JobSummary], int]:
 
 
 def hidden_jobs_note(count: int, command: str) -> str:
-    """Return the sentence that says that `count` jobs that have ended are not shown."""
     return f"{counted(count, 'more job')} {verb(count, 'has', 'have')} ended: `{command}`"
 
 
 def unreadable_jobs_notes(unreadable: Mapping[str, str]) -> list[str]:
-    """Return sentences for people about jobs whose records cannot be read."""
     notes = [f"job {name} cannot be read: {why}" for name, why in sorted(unreadable.items())]
     more = len(notes) - UNREADABLE_SHOWN
     if more > 0:
@@ -304,7 +299,6 @@ def unreadable_jobs_notes(unreadable: Mapping[str, str]) -> list[str]:
 def summary_lines(
     jobs: Sequence[JobSummary], now_s: float, width: int | None, reasons: bool = True
 ) -> list[str]:
-    """Return lines of text with a row for each of `jobs`; `width` None: with all columns."""
     titles = list(_ORDER)
     rows = [_cells(job, now_s) for job in jobs]
     if width is not None:
@@ -323,7 +317,6 @@ def summary_lines(
 
 
 def _with_reason(head: str, reason: str, width: int | None, is_title: bool) -> list[str]:
-    """Return the lines of one row: its cells as text, and its reason behind or below them."""
     if width is None or not reason:
         return [f"{head}{_GAP}{reason}".rstrip()]
     if width >= WIDE:
@@ -344,7 +337,6 @@ def _with_reason(head: str, reason: str, width: int | None, is_title: bool) -> l
 
 
 def _cells(job: JobSummary, now_s: float) -> list[str]:
-    """Return the texts of the row of `job`, in the order of the columns, without its reason."""
     size = f"{job.np}" if job.np == job.wanted_np else f"{job.np}/{job.wanted_np}"
     return [
         job.name,
@@ -359,7 +351,6 @@ def _cells(job: JobSummary, now_s: float) -> list[str]:
 
 
 def _fitting(widths: Sequence[int], width: int) -> int:
-    """Return how many of the columns with these `widths` fit side by side into `width`."""
     used = 0
     for number, size in enumerate(widths):
         used += size + (len(_GAP) if number else 0)
@@ -382,7 +373,6 @@ _BARS = (24, 16, 8, 0)  # characters; the first that fits
 
 
 def job_line(job: str, snapshot: Snapshot | None, width: int | None = None) -> list[Part]:
-    """Return the parts of the status line, which side by side fit into `width` columns."""
     if snapshot is None or snapshot.generation is None:
         ready = sum(m.stage != "preparing" for m in snapshot.members) if snapshot else 0
         return _cropped([(f"{job}{_GAP}starting, {workers(ready)} ready", "dim")], width)
@@ -399,7 +389,6 @@ def job_line(job: str, snapshot: Snapshot | None, width: int | None = None) -> l
 
 
 def _progress(snapshot: Snapshot, size: int) -> list[Part]:
-    """Return the parts with a bar of `size` characters, the percentage and the time left."""
     status = snapshot.current_status
     fraction = trained_fraction(status)
     if fraction is None:
@@ -413,7 +402,6 @@ def _progress(snapshot: Snapshot, size: int) -> list[Part]:
 
 
 def _facts(snapshot: Snapshot) -> list[str]:
-    """Return what the line says behind the progress, the most important first."""
     assert snapshot.generation is not None
     status = snapshot.current_status
     size = len(snapshot.generation.members) if snapshot.members else 0
@@ -430,7 +418,6 @@ def _facts(snapshot: Snapshot) -> list[str]:
 
 
 def _cropped(parts: list[Part], width: int | None) -> list[Part]:
-    """Return `parts`, or, if they are longer than `width`, their beginning as one plain part."""
     if width is None or _length(parts) <= width:
         return parts
     return [(cropped("".join(text for text, _ in parts), width), "")]
@@ -476,7 +463,6 @@ def pause_s(reads: int) -> float:
 def job_screen(
     status: JobStatus, events: Sequence[tuple[str, Event]], age_s: float, width: int, height: int
 ) -> list[TextLine]:
-    """Return the lines that show one job: its progress, its workers and its newest events."""
     lines = _head(status, age_s, width)
     room = max(3, height - len(lines) - min(len(events), MOST_EVENTS) - 4)
     lines += [TextLine(""), *_worker_lines(status, room)]
@@ -502,7 +488,6 @@ def jobs_screen(
     height: int,
     unreadable: Mapping[str, str] = MappingProxyType({}),
 ) -> list[TextLine]:
-    """Return the lines that show all jobs: a row of each, and its reason if all fit so."""
     shown, ended = newest_jobs(jobs)
     notes = [hidden_jobs_note(ended, "edl list --json")] if ended else []
     if locked:
@@ -525,7 +510,6 @@ def jobs_screen(
 
 
 def _head(status: JobStatus, age_s: float, width: int) -> list[TextLine]:
-    """Return the lines about the job as a whole; only the reason is broken to `width` columns."""
     wanted = sum((status.desired or status.assigned).values())
     size = status.world_size if status.members else 0  # the ring of workers that all died stays
     lines = [TextLine(f"{status.job}  {status.state}  {rounded(age_s)}", "bold")]
@@ -550,7 +534,6 @@ def _head(status: JobStatus, age_s: float, width: int) -> list[TextLine]:
 
 
 def _reason_style(status: JobStatus, wanted: int) -> str:
-    """Return the style of a job's reason: plain if it trains with all of the `wanted` workers."""
     if status.state.over:
         return "red" if status.exit_code else ""
     return "" if status.world_size == wanted and status.samples_per_s > 0 else "yellow"
@@ -593,7 +576,6 @@ def _host_lines(members: Sequence[MemberStatus], room: int) -> list[TextLine]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[TextLine]:
-    """Return `rows` as lines with aligned columns; the first row, the titles, is dim."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     texts = [
         "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()

@@ -19,7 +19,6 @@ import msgspec
 
 
 def verb(count: int, one: str = "is", several: str = "are") -> str:
-    """Return the verb that fits `count`: `one` if the count is 1, else `several`."""
     return one if count == 1 else several
 
 
@@ -141,7 +140,6 @@ def excerpt(text: str, chars: int = CHARS) -> str:
 
 
 def excerpts(value: Any) -> Any:
-    """Return a copy of `value` in which each text longer than 8000 characters is an excerpt."""
     if isinstance(value, str):
         return excerpt(value)
     if isinstance(value, dict):
@@ -170,7 +168,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def json_text(value: Any) -> bytes:
-    """Return the JSON text of `value`, in UTF-8."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:

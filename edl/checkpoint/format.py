@@ -127,25 +127,21 @@ class Checkpoint:
 
 
 def path_of(directory: L, step: int) -> L:
-    """Return the path of a checkpoint in `directory`, like "step-000000000120.safetensors"."""
     return cast(L, directory / f"step-{step:012d}.safetensors")
 
 
 def step_of(path: Location) -> int:
-    """Return the step in the name of a checkpoint's file, which `path_of` has made."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match[1])
 
 
 def checkpoint_files(directory: L) -> list[L]:
-    """Return the paths of files in `directory` that are named like checkpoints."""
     names = sorted(filter(_NAME.fullmatch, names_in(directory)), reverse=True)
     return [cast(L, directory / name) for name in names]
 
 
 def names_in(directory: Location) -> list[str]:
-    """Return the names of the files in `directory`."""
     try:
         return directory.names() if isinstance(directory, RemotePath) else os.listdir(directory)
     except OSError as error:
@@ -163,7 +159,6 @@ class PackedState:
 
 
 def pack_state(state: Any) -> PackedState:
-    """Divide `state` into JSON values and arrays, for `write`."""
     # One that lies in one piece is not copied: it must not change until it is written.
     arrays: dict[str, Blob | RankArray] = {}
     tree = to_tree(state, (), arrays)
@@ -197,7 +192,6 @@ def write(
 
 
 def prune(directory: Location, step: int, keep: int) -> None:
-    """Remove all checkpoints of steps up to `step` except the `keep` newest of them."""
     # Later ones were refused when the job went on from an earlier one: no good one goes in their
     # favour.
     newest = path_of(directory, step).name
@@ -206,7 +200,6 @@ def prune(directory: Location, step: int, keep: int) -> None:
 
 
 def remove_leftovers(directory: Location) -> None:
-    """Remove the temporary files of killed writers of checkpoints from `directory`."""
     if isinstance(directory, RemotePath):
         return
     try:
@@ -237,13 +230,11 @@ def read_manifest(path: Location) -> Manifest:
 
 
 def read_records(path: Location) -> Mapping[str, TensorRecord]:
-    """Return the record of each tensor of the checkpoint in the file `path`, by name."""
     with _opened(path) as file:
         return _read_header(path, file).tensors
 
 
 def read_checkpoint(path: Location) -> Checkpoint:
-    """Return the whole checkpoint in the file `path`, after checking every byte."""
     with _opened(path) as file:
         header = _read_header(path, file)
         payload = bytearray(header.payload_bytes)
@@ -288,7 +279,6 @@ def _elsewhere(path: Location, records: Mapping[str, TensorRecord]) -> dict[str,
 def _serialized(
     manifest: Manifest, state: PackedState, records: Mapping[str, TensorRecord]
 ) -> list[bytes | memoryview]:
-    """Return a checkpoint's file in pieces: LENGTH and header, then the arrays, not copied."""
     own = {name: blob for name, blob in state.blobs.items() if not records[name].file}
     layout = Layout.of(own)
     about = {
@@ -312,7 +302,6 @@ def _serialized(
 
 @contextmanager
 def _opened(path: Location) -> Iterator[BinaryIO]:
-    """Provide the file `path`, opened for reading bytes, while entered."""
     try:
         with path.open("rb") as file:
             yield file
@@ -334,12 +323,10 @@ class _CheckpointHeader:
 
     @property
     def payload_bytes(self) -> int:
-        """The size of the file's data in bytes, without the header."""
         return max((end for _, end in self.places.values()), default=0)
 
 
 def _read_header(path: Location, file: BinaryIO) -> _CheckpointHeader:
-    """Return the header of a checkpoint file, after checking its checksum and the file's length."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     opening = file.read(LENGTH.size + len(_OPENING))
@@ -371,7 +358,6 @@ def _read_header(path: Location, file: BinaryIO) -> _CheckpointHeader:
 
 
 def _parsed(text: bytes) -> _CheckpointHeader:
-    """Return the header of a checkpoint file, parsed from its bytes."""
     tensors = json.loads(text[LENGTH.size :])
     metadata = tensors.pop(METADATA)
     about = json.loads(metadata["manifest"])
@@ -473,7 +459,6 @@ def take_over(directory: Location, owner: Owner) -> Owner:
 
 
 def renew(directory: Location, owner: Owner) -> Owner:
-    """Claim `directory` for a ring that is about to save, and return the claim."""
     newest = owner_of(directory)
     if newest is not None:
         if why := owner.replaced_by(newest):
@@ -491,14 +476,12 @@ def check_run(directory: Location, owner: Owner) -> None:
 
 
 def _claimed(directory: Location, owner: Owner, newest: Owner | None) -> Owner:
-    """Write a claim unless `newest` is the same; return it."""
     if owner != newest:
         write_whole(directory / FILE, [json.dumps(asdict(owner)).encode()])
     return owner
 
 
 def _goes_on_in(newest: Owner) -> str:
-    """Return the clause that says that another start of the job has the directory."""
     return (
         f"the directory belongs to generation {newest.generation} of another start of job "
         f"{newest.job} by now, and the job goes on there"
@@ -545,12 +528,10 @@ class PartPlace:
 
     @classmethod
     def of(cls, directory: Location, step: int, owner: Owner, size: int) -> PartPlace:
-        """Return the place of the parts that the ring `owner` writes after `step`."""
         ring = hashlib.sha256(f"{owner.run}/{owner.generation}".encode()).hexdigest()[:8]
         return cls(directory, step, ring, size)
 
     def path(self, rank: int) -> Location:
-        """Return the path of the part that the worker with this rank writes."""
         name = f"part-{self.step:012d}-{self.ring}-{rank + 1:05d}-of-{self.size:05d}.safetensors"
         return self.directory / name
 
@@ -569,7 +550,6 @@ def write_part(
     records: Mapping[str, TensorRecord],
     check: Callable[[], None] = nothing,
 ) -> int:
-    """Write a worker's part of a checkpoint, whole or not at all; return its size in bytes."""
     layout = Layout.of({name: x for name, x in state.blobs.items() if not records[name].file})
     about = {name: asdict(record) for name, record in records.items()}
     header = layout.header({_RECORDS: json.dumps(about, separators=(",", ":"))})
@@ -577,7 +557,6 @@ def write_part(
 
 
 def part_at(path: Location) -> Part:
-    """Return what the header of the part in the file `path` says; its data are not read."""
     header = header_of(path)
     try:
         about = json.loads(header.metadata[_RECORDS])
@@ -633,7 +612,6 @@ def gather_parts(
 def named_parts(
     place: PartPlace, own: Mapping[str, TensorRecord], others: Mapping[int, Part]
 ) -> dict[str, TensorRecord]:
-    """Return the records of all tensors of a checkpoint, each with the name of its file."""
     parts = {0: own, **{rank: part.records for rank, part in others.items()}}
     return {
         name: record if record.file else replace(record, file=place.path(rank).name)

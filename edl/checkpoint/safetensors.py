@@ -69,7 +69,6 @@ class Layout:
 
     @classmethod
     def of(cls, blobs: Mapping[str, Blob]) -> Layout:
-        """Return the layout of a file with the arrays in `blobs` (by name), without gaps."""
         # So each begins at a multiple of its alignment.
         ordered = sorted(blobs.items(), key=lambda item: -_alignment(item[1]))
         entries: dict[str, Any] = {}
@@ -83,7 +82,6 @@ class Layout:
         return cls(tuple(ordered), entries)
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
-        """Return the first bytes of the file, LENGTH and the header; the data follow them."""
         text = json.dumps({METADATA: metadata, **self.entries}, separators=(",", ":")).encode()
         text += b" " * (-len(text) % LENGTH.size)  # the format's rule, and it aligns the data
         check_header_length(len(text))
@@ -91,7 +89,6 @@ class Layout:
 
 
 def check_header_length(length: int) -> None:
-    """Check that a header of `length` bytes can be read again."""
     if length > LONGEST_HEADER:
         raise CheckpointError(
             f"its header would have {length / 1e6:.1f} MB, and may have "
@@ -101,12 +98,10 @@ def check_header_length(length: int) -> None:
 
 
 def places_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
-    """Return by name where each tensor lies: its first byte and the byte after its last one."""
     return {name: tuple(entry["data_offsets"]) for name, entry in entries.items()}
 
 
 def read_plain(path: Location) -> dict[str, Blob]:
-    """Read all tensors of the safetensors file `path`, written by any tool; return them by name."""
     try:
         with path.open("rb") as file:
             content = bytearray(file.seek(0, os.SEEK_END))  # that PyTorch may write to
@@ -132,7 +127,6 @@ def read_plain(path: Location) -> dict[str, Blob]:
 
 
 def read_some(path: Location, names: Collection[str]) -> dict[str, memoryview]:
-    """Return the bytes of some tensors of the safetensors file `path`, by their `names`."""
     found: dict[str, memoryview] = {}
     try:
         with path.open("rb") as file:
@@ -162,12 +156,10 @@ class Header:
 
     @property
     def file_bytes(self) -> int:
-        """The size of the whole file in bytes."""
         return self.length + max((end for _, end in self.places.values()), default=0)
 
 
 def header_of(path: Location) -> Header:
-    """Return the header of the safetensors file `path`; its data are not read."""
     try:
         with path.open("rb") as file:
             return _header(file)
@@ -178,7 +170,6 @@ def header_of(path: Location) -> Header:
 
 
 def _header(file: IO[bytes]) -> Header:
-    """Return the header of an open safetensors file, which is read from its beginning."""
     (length,) = LENGTH.unpack(file.read(LENGTH.size))
     if length > LONGEST_HEADER:
         raise ValueError(f"a header of {length} bytes")
@@ -214,7 +205,6 @@ def write_whole(
 
 
 def _blob(entry: Mapping[str, Any], data: memoryview) -> Blob:
-    """Return a tensor as a `Blob` of the kind "safetensors", without a copy of its bytes."""
     shape, dtype = tuple(entry["shape"]), _NAMES[entry["dtype"]]
     begin, end = entry["data_offsets"]
     if len(data) != end - begin:

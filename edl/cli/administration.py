@@ -84,7 +84,6 @@ def delete_queue(
 
 
 def queue_table(queues: Sequence[QueueStatus]) -> Table:
-    """Return a table for a terminal with a row for each of `queues`."""
     titles = "queue", "quota", "weight", "max", "slots", "surplus", "running", "waiting", "rho"
     table = Table(*columns(*titles), box=box.SIMPLE_HEAD, pad_edge=False)
     for one in queues:

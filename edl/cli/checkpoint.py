@@ -122,7 +122,6 @@ def _listed(path: Location, max_bytes: int) -> dict[str, Any] | None:
 
 
 def _about(path: Location, manifest: Manifest) -> dict[str, Any]:
-    """Return a checkpoint's path, its size in bytes and the most important values of its header."""
     about = asdict(manifest)
     kept = {name: about[name] for name in ("job", "step", "epoch", "framework", "saved_at")}
     others = named_files(path, files.read_records(path))
@@ -131,7 +130,6 @@ def _about(path: Location, manifest: Manifest) -> dict[str, Any]:
 
 
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of one checkpoint in the table of `edl checkpoint list`."""
     size = _megabytes(one["bytes"])
     if one["error"] is not None:
         return ("", "", "", "", size, one["error"])
@@ -149,7 +147,6 @@ def _print_columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _described(found: Checkpoint) -> list[str]:
-    """Return the lines with which `edl checkpoint show` describes a checkpoint, `found`."""
     manifest, model = found.manifest, found.state["model"]
     values = sum(math.prod(blob.shape) for blob in model.values())
     source = manifest.source

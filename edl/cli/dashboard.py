@@ -140,7 +140,6 @@ def history(
 
 
 def history_table(jobs: Sequence[JobHistory], now_s: float) -> list[str]:
-    """Return lines with a row for each of `jobs`, under a row of titles."""
     rows = [("JOB", "STATE", "RUNS", "SLOT HOURS", "SUBMITTED", "LASTED", "BY")]
     for one in jobs:
         state = str(one.result or one.state)
@@ -167,5 +166,4 @@ def slot_lines(slots: Sequence[SlotInterval], now_s: float) -> list[str]:
 
 
 def _clock(time_s: float) -> str:
-    """Return a time, in seconds since 1970, as the local date and time."""
     return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")

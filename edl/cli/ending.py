@@ -22,7 +22,6 @@ SENTENCES = (ARGUMENT_ERROR, EdlError, KeyboardInterrupt, typer.Abort, OSError)
 
 
 def complain(error: BaseException) -> int:
-    """Print the sentence of `error` to standard error; return the exit code of a command."""
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is to try to flush to it
         return 1
@@ -32,7 +31,6 @@ def complain(error: BaseException) -> int:
 
 
 def ending(error: BaseException) -> tuple[str, AgentEnd, int]:
-    """Return the sentence of an error, the end of an agent that it ends, and the exit code."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "interrupted", AgentEnd.PREEMPTED, INTERRUPTED
     if isinstance(error, ARGUMENT_ERROR):

@@ -114,7 +114,6 @@ def completion_begins() -> None:
 
 
 def items(values: dict[str, str], incomplete: str) -> list[Any]:
-    """Return the completions among `values` for the word that was begun with `incomplete`."""
     item: Any = _TYPER.shell_completion.CompletionItem
     return [item(one, help=text) for one, text in values.items() if one.startswith(incomplete)]
 
@@ -211,7 +210,6 @@ def zookeeper_status(data: DataOption = None) -> None:
 
 
 def _for_others(server: LocalServer, is_found: bool) -> list[str]:
-    """Return what to type where the server is not found, and who can reach it."""
     from edl.zookeeper.local_server import EVERY_ADDRESS
 
     named = f"{server.address}:{server.port}"

@@ -96,7 +96,6 @@ def status(
 
 
 def _show(now: JobStatus, as_json: bool) -> None:
-    """Print the status `now` of a job: one line of JSON if `as_json`, else a table."""
     if as_json:
         typer.echo(json.dumps(now.to_json()))
     else:
@@ -104,7 +103,6 @@ def _show(now: JobStatus, as_json: bool) -> None:
 
 
 def status_table(now: JobStatus) -> RenderableType:
-    """Lay out the status of a job for a terminal: a row for each fact, then one for each worker."""
     wanted = now.desired or now.assigned
     where, has = _listed(now, wanted), _listed(now, now.assigned)
     assigned = "" if where == has else f"; assigned: {has}"
@@ -171,7 +169,6 @@ def _state(now: JobStatus) -> str:
 
 
 def line(now: JobStatus) -> str:
-    """Return the status of a job as one line of text, for output that is not a terminal."""
     wanted = sum((now.desired or now.assigned).values())
     away = f"; {now.away}" if now.away else ""
     leads = now.leader or "nobody"
@@ -180,7 +177,6 @@ def line(now: JobStatus) -> str:
 
 
 def _progress(now: JobStatus) -> str:
-    """Return the progress of the job whose status is `now` as text: epoch, step and samples/s."""
     total = now.epoch_total
     # A script that keeps its own place in its data has no epochs that are known here.
     epoch = (
@@ -200,7 +196,6 @@ def _listed(now: JobStatus, hosts: Mapping[str, int]) -> str:
 
 
 def _due(reclaim: Reclaim) -> str:
-    """Return a demand for borrowed slots as text, like "2 slots of node7 within 12 s"."""
     # by this host's clock, but at most the time that the demand left
     left_s = min(reclaim.within_s, reclaim.by_s - time.time())
     when = f"within {left_s:.0f} s" if left_s > 0 else "by now"
@@ -223,7 +218,6 @@ class Screen:
     read_at_s: float = 0.0  # when the lines' content was read, in seconds of `time.monotonic`
 
     def text(self, to: Console, foot: bool = True) -> Text:
-        """Return all lines as one text, cropped to the size of the terminal."""
         lines = self.lines(to.width, to.height - 1)[: max(1, to.height - 1)]
         if foot:
             lines.append(self._foot())
@@ -280,7 +274,6 @@ def _show_screen(
     over: Callable[[], bool],
     connected: Callable[[], bool],
 ) -> None:
-    """Show what `read` returns, again and again until Ctrl-C or `over`."""
     to = console()
     screen = Screen(read(), read_at_s=time.monotonic())
     if to.is_terminal and not to.is_dumb_terminal:
@@ -301,7 +294,6 @@ def _show_screen(
 
 
 def _renew(screen: Screen, read: Callable[[], Lines], connected: Callable[[], bool]) -> None:
-    """Let `screen` show what `read` returns, or the old lines and why there are no newer ones."""
     try:
         screen.lines = read()
     except UnknownJob:
@@ -317,7 +309,6 @@ def _all_lines(found: Sequence[JobSummary], locked: int, unreadable: Mapping[str
 
 
 def _job_lines(now: Snapshot, events: Sequence[Event], zookeeper: str) -> Lines:
-    """Return a function that makes the lines about one job for a width and a height."""
     status = job_status(now, zookeeper)
     timed = [(_clock(event.time, time.time()), event) for event in events]
 
@@ -329,7 +320,6 @@ def _job_lines(now: Snapshot, events: Sequence[Event], zookeeper: str) -> Lines:
 
 
 def _clock(time_s: float, now_s: float) -> str:
-    """Return a time as text: the local time, after the month and day if they are not today's."""
     moment = datetime.fromtimestamp(time_s)
     is_today = moment.date() == datetime.fromtimestamp(now_s).date()
     return moment.strftime("%H:%M:%S" if is_today else "%m-%d %H:%M:%S")

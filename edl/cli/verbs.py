@@ -25,7 +25,6 @@ class Verb:
     verbs: tuple[Verb, ...] = ()  # of a group
 
     def epilog(self) -> str | None:
-        """Return the examples as text for the end of the help."""
         if not self.examples:
             return None
         pairs = (one.split("  # ") for one in self.examples)

@@ -133,7 +133,6 @@ class ApiClient:
     def _send(
         self, method: str, target: str, body: bytes, kind: str
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """Send a request once and return its answer, and the body of that."""
         # The API closes a connection that was idle for too long.
         if time.monotonic() - self._used_s > IDLE_S:
             self.close()
@@ -159,7 +158,6 @@ class ApiClient:
 
 
 def _word(text: str, what: str) -> str:
-    """Return `text` without the white space at its ends; `what` names it in the error."""
     words = text.split()
     if len(words) != 1 or not words[0].isprintable():
         # The error does not quote it: it may be a secret.
@@ -168,7 +166,6 @@ def _word(text: str, what: str) -> str:
 
 
 def _parts(url: str) -> SplitResult:
-    """Return the parts of the URL of an HTTP API; raise a UsageError if `url` is none."""
     with suppress(ValueError):  # of a port that is no number or is too large, or of no name
         parts = urlsplit(url)
         (parts.hostname or "").encode("idna")
@@ -179,7 +176,6 @@ def _parts(url: str) -> SplitResult:
 
 
 def _nonce_of(response: http.client.HTTPResponse) -> str:
-    """Return the nonce that an answer of the API gives for the next request; empty: none."""
     challenge = _CHALLENGE.fullmatch(response.headers.get("WWW-Authenticate", ""))
     further = _NEXT.search(response.headers.get("Authentication-Info", ""))
     match = challenge or further

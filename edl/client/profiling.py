@@ -74,7 +74,6 @@ class HeldSize:
         self.give_back()
 
     def _set(self, now: Snapshot) -> None:
-        """Remember the desired workers in `now`, the job's records, to restore them later."""
         before: Placement = dict(now.desired.hosts)
         self._now = now
         self._slots = {**before, **_slots_of(now)}
@@ -92,7 +91,6 @@ class HeldSize:
         return self._fate is not HoldState.OURS
 
     def _taken(self) -> str:
-        """Return the error message for a job whose size another profile holds."""
         other = self._store.profile.held()
         by = "another process" if other is None else other.by
         return (
@@ -103,8 +101,6 @@ class HeldSize:
     # --- while it is held
 
     def take(self, np: int) -> None:
-        """Make `np` the desired number of workers of the job; return when that is written."""
-
         def change(desired: Placement) -> Placement:
             self._check(desired)
             self._keep()
@@ -122,18 +118,15 @@ class HeldSize:
         self._held = replace(self._held, last=stands)
 
     def check(self, now: Snapshot) -> None:
-        """Raise an error if another request has changed the desired workers."""
         self._slots |= _slots_of(now)
         self._check(now.desired.hosts)
 
     def _check(self, desired: Placement) -> None:
-        """Raise Superseded unless this profile has written the desired workers `desired`."""
         if desired not in self._held.ours:
             raise Superseded(self._job.name, "other workers were asked for while it was profiled")
         self._held = replace(self._held, last=desired)
 
     def _keep(self) -> None:
-        """Check that this profile still holds the job's number of workers."""
         hold = self._store.profile.held()
         if hold is None:  # gone with a lost session
             overruled = not self._store.profile.hold(self._mine)
@@ -161,7 +154,6 @@ class HeldSize:
             self._release()
 
     def _is_given_back(self, deadline: float, lost: str) -> bool:
-        """Try once to restore the desired workers; return whether nothing is left to restore."""
         try:
             stands = self._set_desired(self._restored, "edl profile gives the size back")
         except UnknownJob:
@@ -174,7 +166,6 @@ class HeldSize:
         return True
 
     def _restored(self, desired: Placement) -> Placement:
-        """Return the desired workers by host that restore the size of the job."""
         if desired in self._given:  # it was written, and the answer was lost
             return desired
         self._fate = self._held.fate_of(desired, self._store.profile.held())
@@ -188,7 +179,6 @@ class HeldSize:
         return new
 
     def _standing(self, stands: Placement) -> str:
-        """Return a sentence for the user about the number of workers after the profile."""
         now, before, name = sum(stands.values()), sum(self.before.values()), self._job.name
         if self._fate is HoldState.ASKED:
             text = (
@@ -222,7 +212,6 @@ def profile(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Curve:
-    """Measure the throughput of a job with each number of workers in `sizes`."""
     order = in_order(sizes)
     if steps < 1:
         raise UsageError(f"{steps} steps cannot be measured; at least 1 is needed")
@@ -265,7 +254,6 @@ def _measure(
     on_message: OnMessage,
     limits: ClientLimits,
 ) -> tuple[Point, ProgressSample]:
-    """Wait until the throughput with `np` workers is measured."""
     messages = Messages(on_message)
     what = f"profiling job {store.name} with {workers(np)}"
     readings: list[ProgressSample] = []
@@ -284,7 +272,6 @@ def _measure(
 
 
 def _log_start(store: JobStore, before: Placement, order: Sequence[int], now: Snapshot) -> None:
-    """Log the size of the job, so that a user can restore it if this process dies."""
     had = sum(before.values())
     reason = f"{workers(had)} {verb(had)} wanted; profiled with {', '.join(map(str, order))}"
     number = now.generation.number if now.generation else 0

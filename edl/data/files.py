@@ -65,7 +65,6 @@ def resolve(paths: Paths) -> tuple[str, ...]:
 
 
 def _named(path: str) -> list[str]:
-    """Return the files that `path`, a path or a glob pattern, names; in no special order."""
     if os.path.isdir(path):
         raise DataError(f"{path} is a folder; name its files, like {os.path.join(path, '*')}")
     if os.path.isfile(path):
@@ -324,7 +323,6 @@ def index_of(
 
 
 def _made(path: str, kind: str, stamp: Stamp, make: Callable[[str, int], Index]) -> Indexed:
-    """Return a file with its index, newly made by `make(path, size)` and not written anywhere."""
     began = time.monotonic()
     try:
         index = make(path, stamp.size)
@@ -356,7 +354,6 @@ class _IndexPath:
         return MAGIC + json.dumps(about).encode() + b"\n"
 
     def read(self, stamp: Stamp) -> Indexed | None:
-        """Return the file with its cached index, or None if the index has to be made."""
         try:
             data = self._file.read_bytes()
         except OSError:
@@ -367,7 +364,6 @@ class _IndexPath:
         return Indexed(self._path, stamp, Index.of_payload(payload))
 
     def write(self, made: Indexed) -> None:
-        """Write an index to the cache, and remove temporary files of earlier attempts."""
         payload = made.index.payload()
         fresh = self._file.with_suffix(f".{uuid.uuid4().hex}.new")
         try:

@@ -201,7 +201,6 @@ class _RowsFound:
 
 
 def _look(path: str, stamp: Stamp, on_error: OnError) -> _RowsFound:
-    """Read the header of a `.npy` file, and return how many of its rows are there."""
     try:
         with open(path, "rb") as file:
             header = read_header(file)
@@ -231,7 +230,6 @@ def _look(path: str, stamp: Stamp, on_error: OnError) -> _RowsFound:
 def _part(
     paths: tuple[str, ...], stamps: list[Stamp], found: list[_RowsFound], count: int
 ) -> Fragment:
-    """Return the part of the data set that one file of each column makes together."""
     skipped = []
     for path, stamp, one in zip(paths, stamps, found, strict=True):
         if one.problem:
@@ -254,7 +252,6 @@ def _part(
 
 
 def _rows(opened: PerProcess[Readable], path: str, stamp: Stamp, found: _RowsFound) -> Rows:
-    """Return the array of a `.npy` file as a column whose rows are read when they are needed."""
     assert found.header is not None
     reader = partial(opened.get, path, partial(Readable, path, stamp))
     return Stored(reader, found.header.length, found.header.dtype, found.header.row)

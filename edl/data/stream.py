@@ -140,7 +140,6 @@ class ShardReader(ABC):
                 raise
 
     def _take(self, count: int) -> list[Any]:
-        """Return the next `count` samples of the open shard; fewer, or none, at its end."""
         taken = list(itertools.islice(self._samples, count))
         self._at += len(taken)
         return taken
@@ -244,7 +243,6 @@ def _name_of(shard: Any) -> Any:
 
 
 def _iterated(samples: Any) -> Iterator[Any]:
-    """Return an iterator over `samples`, the result of the script's `open`."""
     try:
         return iter(samples)
     except TypeError:
@@ -373,7 +371,6 @@ class StatefulStream(ShardReader):
         return self._from(0, *self._go_on(self._first))
 
     def _take(self, count: int) -> list[Any]:
-        """Return the next `count` samples; fewer, or none, at the end of the epoch."""
         begin, taken = self._at, super()._take(count)
         for mark in self._marks:
             missing = mark.at + len(mark.followed) - begin

@@ -81,7 +81,6 @@ class TextLines(SpanDataset[Any]):
         super().__init__("text", paths, parse, on_error, str(verified), make)
 
     def _record(self, readable: Readable, start: int, length: int) -> Any:
-        r"""Read a line without a `\r` at its end; return it decoded, or its bytes."""
         line = readable.read(start, length)
         if line.endswith(b"\r"):
             line = line[:-1]
@@ -125,7 +124,6 @@ def index_lines(path: str, size: int, encoding: str | None, chunk_bytes: int) ->
 def _decodable(
     path: str, starts: Integers, stops: Integers, encoding: str, chunk_bytes: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return for each line of a file whether it is valid in `encoding`, as an array of booleans."""
     good = np.ones(len(starts), np.bool_)
     with open(path, "rb") as file:
         first = 0
@@ -144,7 +142,6 @@ def _decodable(
 
 
 def _is_in(data: bytes, encoding: str) -> bool:
-    """Return whether `data` can be decoded by `encoding`, which must exist."""
     try:
         data.decode(encoding)
     except UnicodeDecodeError:

@@ -75,7 +75,6 @@ class _TFRecord(SpanDataset[Any]):
         super().__init__("TFRecord", paths, parse, on_error, "", make)
 
     def _record(self, readable: Readable, start: int, length: int) -> bytes:
-        """Read the data of a record, check them by the checksum behind them, and return them."""
         framed = readable.read(start, length + FOOTER_BYTES)
         data = framed[:length]
         if masked(_sum(data)) != _stored(framed, length):
@@ -129,7 +128,6 @@ def index_records(path: str, size: int, skip: bool) -> Index:
 
 
 def _length_at(file: BinaryIO, offset: int, size: int) -> tuple[int, str]:
-    """Read the header of the record at the file's position, and check it."""
     header = file.read(HEADER.size)
     if len(header) < HEADER.size:
         return 0, "the file ends within a record's header"

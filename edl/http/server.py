@@ -81,7 +81,6 @@ class HttpRequest:
 
     @property
     def target(self) -> str:
-        """The path and, if the query is not empty, "?" and the query."""
         return f"{self.path}?{self.query}" if self.query else self.path
 
 
@@ -126,7 +125,6 @@ class Connection(asyncio.Protocol):
         self._timer = loop.call_later(REQUEST_S, self._too_slow)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Add this connection to the set of open ones, and keep its `transport`."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._open.add(self)
@@ -144,12 +142,10 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close the connection at once, and drop written bytes that were not sent yet."""
         if self._transport is not None:
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Parse the next received bytes; refuse a request that is malformed or too large."""
         if self._complete:
             return  # more than one request: the first is answered, then we close
         try:
@@ -166,13 +162,11 @@ class Connection(asyncio.Protocol):
             self._refuse(cause.status if isinstance(cause, _TooLarge) else 400)
 
     def on_url(self, part: bytes) -> None:
-        """Add a part of the target to it; refuse a target of more than 8 KiB (`TARGET_BYTES`)."""
         self._target += part
         if len(self._target) > TARGET_BYTES:
             raise _TooLarge(414)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep `Authorization` and `Accept`; refuse too long headers or a too large body."""
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > HEADER_BYTES:
             raise _TooLarge(431)
@@ -184,17 +178,14 @@ class Connection(asyncio.Protocol):
             raise _TooLarge(413)
 
     def on_headers_complete(self) -> None:
-        """Allow 16 MiB (`BODY_BYTES`) more bytes to arrive, because a body may follow."""
         self._room += BODY_BYTES
 
     def on_body(self, part: bytes) -> None:
-        """Add a part to the body; refuse a body of more than 16 MiB (`BODY_BYTES`)."""
         self._body += part
         if len(self._body) > BODY_BYTES:
             raise _TooLarge(413)
 
     def on_message_complete(self) -> None:
-        """Start a task of the event loop that answers the request, which has arrived completely."""
         if self._complete:
             return
         if not self._parser.get_http_version().startswith("1."):
@@ -212,7 +203,6 @@ class Connection(asyncio.Protocol):
         self._send(await self._respond(request), head=request.method == "HEAD")
 
     def _refuse(self, status: int) -> None:
-        """Answer with an error and close, unless the request is being answered already."""
         if self._task is None:
             self._complete = True
             self._send(Response(status, content_type="text/plain"))
@@ -221,7 +211,6 @@ class Connection(asyncio.Protocol):
         self._refuse(408)
 
     def _send(self, answer: Response, head: bool = False) -> None:
-        """Send an answer and close the connection; do nothing if it is closed or closing."""
         if self._transport is None or self._transport.is_closing():
             return
         nonce = f"WWW-Authenticate: {SCHEME} {answer.nonce}\r\n" if answer.nonce else ""
@@ -235,7 +224,6 @@ class Connection(asyncio.Protocol):
 
 
 def _origin_form(target: str) -> str:
-    """Return the path and query of a request's target, without scheme and host."""
     if target.startswith("/"):
         return target
     _, scheme, rest = target.partition("://")
@@ -265,7 +253,6 @@ class LimitedConnection(http.client.HTTPConnection):
         self._limits = timeout_s, time.monotonic() + WHOLE * timeout_s, most_bytes
 
     def connect(self) -> None:
-        """Connect to the first address of the server that takes the connection."""
         failed = OSError(f"{self.host} has no address")
         for family, kind, protocol, _, where in socket.getaddrinfo(
             self.host, self.port, type=socket.SOCK_STREAM
@@ -293,17 +280,14 @@ class LimitedSocket(socket.socket):
     _limits = (0.0, 0.0, 0)
 
     def limit(self, timeout_s: float, deadline_s: float, most_bytes: int) -> None:
-        """Set the limits, and let the next call wait no longer than they allow."""
         self._limits = timeout_s, deadline_s, most_bytes
         self.settimeout(max(0.0, min(timeout_s, deadline_s - time.monotonic())))
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        """Send `data`; raise an OSError if that is not done in time."""
         self.limit(*self._limits)
         super().sendall(data, flags)
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """Receive bytes into `buffer`, up to `nbytes` (0: up to its size); return how many."""
         self.limit(*self._limits)
         try:
             count = super().recv_into(buffer, nbytes, flags)
@@ -316,7 +300,6 @@ class LimitedSocket(socket.socket):
         return count
 
     def makefile(self, *_: Any, **__: Any) -> _LimitedReader:  # type: ignore[override]
-        """Return a buffered binary file that reads from this socket."""
         return _LimitedReader(super().makefile("rb", buffering=0), self._limits[-1])
 
 
@@ -328,7 +311,6 @@ class _LimitedReader(io.BufferedReader):
         self._most_bytes = most_bytes
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read `size` bytes, or fewer if the file ends before or has not so many."""
         if size is None or size < 0:
             return super().read()
         # CPython takes the memory for all of them before it reads the first one.
@@ -380,7 +362,6 @@ class DaemonServer:
             self.add_route("/health", self._answer_health, "application/json")
 
     def start(self) -> None:
-        """Listen on the server's address only, and serve in a thread until `close`."""
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -412,7 +393,6 @@ class DaemonServer:
             raise RingError(f"the HTTP server of {self.address} did not start in {CLOSE_S:g} s")
 
     def close(self) -> None:
-        """Answer the requests that still wait, close all connections, and stop the thread."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -434,7 +414,6 @@ class DaemonServer:
 
     @property
     def port(self) -> int:
-        """The port that the server listens on; 0 before start() and after close()."""
         return int(self._socket.getsockname()[1]) if self._socket and self._thread else 0
 
     def add_route(
@@ -470,7 +449,6 @@ class DaemonServer:
     # --- on the loop's thread
 
     def _serve(self, listener: socket.socket) -> None:
-        """Run the server's event loop in this thread until `close`; then close connections."""
         self._loop = loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         server = loop.run_until_complete(
@@ -489,7 +467,6 @@ class DaemonServer:
             loop.close()
 
     async def _say_goodbye(self) -> None:
-        """Wait up to 1 s for the answers to requests that are open; then close every connection."""
         self.let_go()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         if tasks:
@@ -503,14 +480,12 @@ class DaemonServer:
         await asyncio.sleep(0)
 
     async def answer(self, request: HttpRequest) -> Response:
-        """Return the answer to a request, from the handler of its path or `answer_other`."""
         route = self._route(request.path)
         if route is not None:
             return self._refusal(route, request) or await self._answer_route(route, request)
         return await self.answer_other(request)
 
     def _refusal(self, route: Route, request: HttpRequest) -> Response | None:
-        """Return the answer to a request that must not reach its handler, or None if it may."""
         if not route.changes:
             return None if request.method in ("GET", "HEAD") else Response(405)
         guard = self._authenticator
@@ -525,7 +500,6 @@ class DaemonServer:
 
     @staticmethod
     async def _answer_route(route: Route, request: HttpRequest) -> Response:
-        """Return the answer of a route's handler; 500, and a log entry, if it raises."""
         try:
             answer = route.handler(request)
             if not isinstance(answer, tuple):

@@ -44,12 +44,10 @@ _AUTHORIZATION = re.compile(rf"{SCHEME} ([0-9a-f-]+):([0-9a-f]{{64}})")
 
 
 def http_key(secret: str, job: str) -> str:
-    """Return the key that signs requests to the workers of a job, as 64 hexadecimal digits."""
     return derived(secret, "http", job)
 
 
 def authorization(key: str, nonce: str, worker: int, method: str, target: str, body: bytes) -> str:
-    """Return the value of the header `Authorization` that signs a request to a worker."""
     return f"{SCHEME} {nonce}:{_mac(key, nonce, worker, method, target, body)}"
 
 
@@ -107,7 +105,6 @@ class Authenticator:
         return True
 
     def _is_fresh(self, nonce: str, now: float) -> bool:
-        """Return whether this object made `nonce` in the last `nonce_s`, used or not."""
         match = _NONCE.fullmatch(nonce)
         if match is None or not hmac.compare_digest(match[2], self._proof(match[1])):
             return False
@@ -119,7 +116,6 @@ class Authenticator:
 
 
 def _mac(key: str, nonce: str, worker: int, method: str, target: str, body: bytes) -> str:
-    """Return the HMAC-SHA256 of a request to a worker, in hexadecimal: its signature."""
     digest = hmac.new(key.encode(), digestmod=hashlib.sha256)
     for part in (method.encode(), target.encode(), str(worker).encode(), nonce.encode(), body):
         digest.update(len(part).to_bytes(8, "big") + part)  # so that no two requests look the same
@@ -138,12 +134,10 @@ _TOKEN = re.compile(r"edl-([0-9a-f]{1,12})-([0-9a-f]{64})")
 
 
 def api_key(secret: str, cluster: str) -> str:
-    """Return the key that signs requests to the API of a cluster, as 64 hexadecimal digits."""
     return derived(secret, "api", cluster)
 
 
 def new_token(secret: str, cluster: str, expires_s: float) -> str:
-    """Return a bearer token for the API of a cluster."""
     expires = f"{int(expires_s):x}"
     return f"edl-{expires}-{_proof(secret, cluster, expires)}"
 
@@ -170,7 +164,6 @@ T = TypeVar("T")
 
 
 def decoded_json(body: bytes, kind: type[T]) -> T:
-    """Return the JSON value in `body`, which must be of type `kind`."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -178,7 +171,6 @@ def decoded_json(body: bytes, kind: type[T]) -> T:
 
 
 def _wrong_byte(body: bytes) -> str:
-    """Return a sentence with the first byte of `body` that is not UTF-8; empty if all are."""
     try:
         body.decode()
     except UnicodeDecodeError as error:

@@ -77,13 +77,11 @@ class CustomRule:
 
 
 def module_and_function(text: str) -> tuple[str, str] | None:
-    """Return the pair (module, function) that a text such as "module:function" names."""
     match = _NAME.fullmatch(text)
     return None if match is None else (match[1], match[2])
 
 
 def suggestion(answer: Any, rule: CustomRule) -> Suggestion:
-    """Return the `answer` of a custom size rule as a `Suggestion`, after checking it."""
     if not isinstance(answer, tuple) or len(answer) != 3:
         raise UsageError(
             f"{rule} returned {answer!r}; it must return (size, reason, state): a whole number, a "
@@ -130,7 +128,6 @@ class LearningRate:
 
 
 def learning_rate(given: Mapping[str, Any], lines: Lines) -> LearningRate:
-    """Return the schedule and scaling that the table [learning_rate] of a policy asks for."""
     if "schedule" not in given and "scaling" not in given:
         raise lines.error(
             "",
@@ -142,7 +139,6 @@ def learning_rate(given: Mapping[str, Any], lines: Lines) -> LearningRate:
 
 
 def _schedule(given: Mapping[str, Any], lines: Lines) -> Schedule | None:
-    """Return the schedule in the table [learning_rate], or None if the table names none."""
     own = {key: value for key, value in given.items() if key not in OF_SCALING}
     if "schedule" not in own:
         for key in own:
@@ -169,7 +165,6 @@ def _schedule(given: Mapping[str, Any], lines: Lines) -> Schedule | None:
 
 
 def _scaling(given: Mapping[str, Any], lines: Lines) -> Scaling | None:
-    """Return the scaling in the table [learning_rate], or None if the table names none."""
     own = {key: given[key] for key in OF_SCALING if key in given}
     if "scaling" not in own:
         for key in own:
@@ -279,7 +274,6 @@ class PolicyFile:
 
     @property
     def needs_noise(self) -> bool:
-        """Whether the size rule is `goodput`, which needs a measured gradient noise scale."""
         return isinstance(self.size, Goodput)
 
     @property
@@ -313,7 +307,6 @@ def parse_policy(text: str, source: str) -> PolicyFile:
 
 
 def _tables(text: str, source: str, lines: Lines) -> dict[str, dict[str, Any]]:
-    """Return the tables of a policy file by name, each with its keys and values as written."""
     try:
         tables = tomllib.loads(text)
     except ValueError as error:  # or Python's own, of an integer with thousands of digits
@@ -332,7 +325,6 @@ def _tables(text: str, source: str, lines: Lines) -> dict[str, dict[str, Any]]:
 def _with_size(
     policy: PolicyFile, given: Mapping[str, Any], source: str, lines: Lines
 ) -> PolicyFile:
-    """Return `policy` with what the table [size] sets: the rule, `hold` and `data_wait`."""
     policy = replace(policy, size=_size(given, source, lines))
     if "hold" in given:
         policy = replace(policy, hold_s=time_of(given["hold"], "size", "hold", lines))
@@ -342,7 +334,6 @@ def _with_size(
 
 
 def _batch(given: Mapping[str, Any], lines: Lines) -> Batching:
-    """Return the batching that the table [batch] asks for."""
     for key in given:
         if key not in NAMES:
             raise lines.error("batch", key, f"table [batch] has no {key!r}{near(key, NAMES)}")
@@ -358,7 +349,6 @@ def _batch(given: Mapping[str, Any], lines: Lines) -> Batching:
 
 
 def _size(given: Mapping[str, Any], source: str, lines: Lines) -> Rule | CustomRule:
-    """Return the object of the rule that the table [size] names, with its settings."""
     if "rule" not in given:
         raise UsageError(f"{source} names no rule; {RULE_NEEDED}")
     name = str(given["rule"])
@@ -380,7 +370,6 @@ RULE_NEEDED = f'write [size] and below it rule = "throughput", or one of {", ".j
 
 
 def check_sizes(policy: PolicyFile, sizes: Sizes, source: str) -> None:
-    """Raise an error if `policy` has a size rule but the job may have only one size."""
     if policy.size is None:
         return
     least = sizes.above(sizes.min_np)
@@ -402,7 +391,6 @@ def check_change(before: PolicyFile, after: PolicyFile, source: str) -> None:
 
 
 def _part(value: Any, key: str, lines: Lines) -> float:
-    """Return the `value` of `key` in the table [size], a fraction above 0 and up to 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
         what = "it must be a part, above 0 and up to 1"
         raise lines.error("size", key, f"{key} is {value!r}; {what}")
@@ -410,7 +398,6 @@ def _part(value: Any, key: str, lines: Lines) -> float:
 
 
 def _check_cost(rule: Cost, given: Mapping[str, Any], lines: Lines) -> None:
-    """Raise an error if settings of rule `cost` are missing or exclude each other."""
     aims = [key for key in ("deadline", "max_cost", "utility") if key in given]
     if not aims:
         key, why = (

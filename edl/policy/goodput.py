@@ -114,7 +114,6 @@ def _goodputs(now: Observation, size: int, batches: Sequence[int]) -> list[float
 
 
 def _candidates(now: Observation, batching: Batching, size: int) -> list[int]:
-    """Return the global batches, in samples and ascending, that are compared for `size` workers."""
     least, most = (max(size, one) for one in batching.batch_range)
     known = max([batching.of_all(now.np) * now.step_batches / now.np, *now.batches_seen])
     most = max(least, min(most, round(BEYOND * known * size / now.step_batches)))
@@ -301,7 +300,6 @@ class Goodput:
         return sorted({*sizes, now.np})
 
     def _choice(self, now: Observation, table: Mapping[int, float]) -> tuple[int, str]:
-        """Return the number of workers to have, and why, given the goodput of each in `table`."""
         mine = table[now.np]
         best = max(table, key=lambda np: (table[np], -np))
         gain = table[best] / mine - 1.0 if mine > 0 else float("inf")

@@ -146,14 +146,12 @@ class HillClimbing:
         return failed.fewer, f"{doing} {failed.fewer}: {failed.why}", True
 
     def _above(self, now: Observation, np: int) -> int | None:
-        """Return the size to try above `np`; None if no larger size is allowed and has room."""
         larger = now.sizes.above(np + self.add)
         if larger is None or larger > now.most:
             larger = now.sizes.below(min(np + self.add, now.most))
         return larger if larger is not None and larger > np else None
 
     def _below(self, now: Observation, np: int) -> int | None:
-        """Return the size to try below `np`; None if no smaller size is allowed."""
         smaller = now.sizes.below(np - self.add)
         if smaller is None:
             smaller = now.sizes.above(now.least)

@@ -150,7 +150,6 @@ class LoopbackNetwork:
         self._gone_to: set[int] = set()  # generations whose old members are switching
 
     def ring(self, worker: int) -> Ring:
-        """Return a new Ring, not connected yet, for the thread of the worker of id `worker`."""
         member = self.member(worker)
         return Ring(member, member)
 
@@ -163,7 +162,6 @@ class LoopbackNetwork:
     # --- what happens to members, and to the daemons that keep a rendezvous
 
     def lose(self, worker: int) -> None:
-        """Simulate the death of the worker with the id `worker`, for good."""
         with self.changed:
             self.lost.add(worker)
             if worker in self._members:
@@ -178,13 +176,11 @@ class LoopbackNetwork:
         self.frozen.add(worker)
 
     def thaw(self, worker: int) -> None:
-        """End the simulated hang of worker id `worker` that `freeze` began, if any."""
         with self.changed:
             self.frozen.discard(worker)
             self.changed.notify_all()
 
     def serve(self, keeper: int, generation: int) -> None:
-        """Let one worker's daemon serve the rendezvous of a generation."""
         with self.changed:
             self._served[keeper] = max(generation, self._served.get(keeper, 0))
             for number, room in self._rooms.items():
@@ -193,7 +189,6 @@ class LoopbackNetwork:
             self.changed.notify_all()
 
     def abort(self, keeper: int, generation: Generation) -> None:
-        """Abort the rendezvous of `generation` if the daemon of worker `keeper` serves it."""
         with self.changed:
             room = self._room_of(generation)
             if room.keeper == keeper:
@@ -222,7 +217,6 @@ class LoopbackNetwork:
         return self._rooms.setdefault(generation.number, room)
 
     def announce_switch(self, worker: int, generation: Generation) -> None:
-        """Announce that the old members of `generation`, `worker` among them, build its ring."""
         keeper = generation.members[0].id
         if keeper in self.lost or (keeper in self.frozen and keeper != worker):
             raise RendezvousFailed(generation.number, f"w{keeper} does not answer")
@@ -265,7 +259,6 @@ class LoopbackMember:
     # --- the connection
 
     def open(self, where: WorkerTopology, generation: Generation | None) -> None:
-        """Connect to the other members of `generation`, with the rank in `where`."""
         network = self._network
         self._rank, self._wire, self._cut = where.rank, None, False
         self._generation = generation.number if generation is not None else 0
@@ -292,7 +285,6 @@ class LoopbackMember:
         self._reach(INIT, Phase.DONE)
 
     def _connected(self, room: _Room) -> _Wire:
-        """Return the connections that the rendezvous `room` has made."""
         wire = room.wire
         if self._cut or wire is None:
             why = "this worker has cut it" if self._cut else room.aborted
@@ -302,7 +294,6 @@ class LoopbackMember:
         return wire
 
     def close(self) -> None:
-        """Leave the ring in order, and so end it; wait up to `timeout_s` for a frozen member."""
         network, wire = self._network, self._wire
         self._check_alive()
         if wire is None:
@@ -317,7 +308,6 @@ class LoopbackMember:
         self._wire = None
 
     def cut(self) -> None:
-        """Break this member's ring, or leave the rendezvous in which it waits; from any thread."""
         with self._network.changed:
             self.let_go(f"w{self._worker} has cut its connections")
             self._network.changed.notify_all()
@@ -338,7 +328,6 @@ class LoopbackMember:
         self._network.changed.notify_all()
 
     def announce_switch(self, generation: Generation) -> None:
-        """Announce that the old members of `generation` begin to build its ring."""
         self._check_alive()
         self._network.announce_switch(self._worker, generation)
 
@@ -350,25 +339,20 @@ class LoopbackMember:
     # --- collectives
 
     def allgather_start(self, row: Array, name: str, same_shape: bool = False) -> Any:
-        """Contribute a copy of `row` (1 or more rows) to the allgather `name`; return a handle."""
         return self._start("allgather", name, row, row.dtype, row.shape[1:])
 
     def allgather_finish(self, handle: Any) -> Array:
-        """Wait for the allgather of `handle`, and return the rows of all members in rank order."""
         rows: Array = self._finish(handle)
         return rows
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
-        """Return the `payload` of rank `root`; those of the other members are ignored."""
         data = np.frombuffer(payload, dtype=np.uint8)
         return bytes(self._finish(self._start("broadcast", name, data, root)).tobytes())
 
     def average_start(self, array: Array, name: str, kind: str = "average") -> Any:
-        """Contribute `array` to the average (or "sum", "max") `name`; return its handle."""
         return self._start(kind, name, array, array.dtype, array.shape)
 
     def average_finish(self, handle: Any) -> Array:
-        """Wait for the collective of `handle`, and return the mean of all members' arrays."""
         average: Array = self._finish(handle)
         return average
 
@@ -432,7 +416,6 @@ class LoopbackMember:
 
 
 def _carry_out(operation: _Operation) -> None:
-    """Compute and store the result of `operation`, to which all members have contributed."""
     data = [operation.contributions[rank] for rank in sorted(operation.contributions)]
     forms = _differing(form for _, form in data)
     if len(forms) > 1:

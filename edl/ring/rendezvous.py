@@ -83,7 +83,6 @@ class MeshRequest:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys in the store whose values the answer needs, one for each rank, in rank order."""
         return _keys(f"{self.scope}/{'rank_' if self.rank < 0 else ''}", self.size)
 
     def answer(self, values: Sequence[bytes]) -> bytes:
@@ -149,7 +148,6 @@ def new_scope(generation: int) -> str:
 
 
 def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str, str]:
-    """Return the environment variables, name to value, by which `hvd.init()` finds the store."""
     store = f"{seat_address}:{port}/{scope}"
     return {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": store,
@@ -239,7 +237,6 @@ class RendezvousStore:
         return (GONE, b"") if value is None else (OK, value)
 
     def delete(self, scope: str, key: str) -> int:
-        """Delete `key` from `scope`, without waiting."""
         room = self._find(scope)
         if isinstance(room, int):
             return room
@@ -259,14 +256,12 @@ class RendezvousStore:
             _answer_all(gathering.held, None)
 
     def close_all(self) -> None:
-        """Close the open scope for good: requests for any scope are answered with 410."""
         self.close(self._scope)
         self._newest, self._scope = sys.maxsize, ""
         self._look_again()
 
     @property
     def held(self) -> int:
-        """The number of requests that wait now, for keys or for a generation to be announced."""
         room = self._room or _Scope()
         gathering = sum(len(each.held) for each in room.gatherings.values())
         return len(self._early) + gathering + sum(map(len, room.held.values()))
@@ -283,7 +278,6 @@ class RendezvousStore:
         return self._room
 
     async def _enter(self, scope: str) -> _Scope | int:
-        """Wait, without a time limit, until the generation of `scope` is announced."""
         while (room := self._find(scope)) is None:
             if len(self._early) >= EARLY:
                 return UNAVAILABLE
@@ -299,7 +293,6 @@ class RendezvousStore:
         _answer_all(self._early, None)
 
     async def _ask_mesh(self, room: _Scope, asked: MeshRequest) -> tuple[int, bytes]:
-        """Wait until all members have stored the values for a mesh request; return the answer."""
         await _gather(room, asked.keys)
         async with self._turn:
             await asyncio.sleep(0)  # 1,024 answers at once would block the loop
@@ -313,14 +306,12 @@ class RendezvousStore:
 
 
 def _answer_all(futures: Iterable[asyncio.Future[Answered]], value: Answered) -> None:
-    """Set `value` as the result of each of `futures` that is not done yet; leave the others."""
     for future in futures:
         if not future.done():
             future.set_result(value)
 
 
 async def _gather(room: _Scope, keys: tuple[str, ...]) -> None:
-    """Wait until each of `keys` is stored in the scope `room`, or until this scope is closed."""
     gathering = room.gatherings.get(keys)
     if gathering is None:
         missing = set(keys) - room.values.keys()
@@ -338,7 +329,6 @@ async def _gather(room: _Scope, keys: tuple[str, ...]) -> None:
 
 
 async def _arrival(room: _Scope, key: str) -> bytes | None:
-    """Wait until `key`, not stored yet, is stored; return its value (None: scope closed)."""
     future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
     room.held.setdefault(key, set()).add(future)
     try:
@@ -371,15 +361,12 @@ class RendezvousServer(DaemonServer):
         self.store = store or RendezvousStore()
 
     def announce(self, scope: str) -> None:
-        """Let the event loop soon serve `scope` and close an earlier one; from any thread."""
         self.in_loop(lambda: self.store.announce(scope))
 
     def close_scope(self, scope: str) -> None:
-        """Let the event loop soon close `scope`, if it is the open one; from any thread."""
         self.in_loop(lambda: self.store.close(scope))
 
     async def answer_other(self, request: HttpRequest) -> Response:
-        """Answer a request for `/<scope>:<port>/<key>` from the store; 404 to any other path."""
         match = _PATH.fullmatch(request.path)
         if match is None:
             return Response(404)
@@ -393,5 +380,4 @@ class RendezvousServer(DaemonServer):
         return Response(405)
 
     def let_go(self) -> None:
-        """Close the rendezvous store for good, so that waiting requests are answered with 410."""
         self.store.close_all()

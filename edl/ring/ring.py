@@ -213,7 +213,6 @@ class Ring:
             raise RingBroken(self.generation, str(error)) from error
 
     def _open(self, where: WorkerTopology, generation: Generation | None) -> None:
-        """Connect to the members of `generation`; then set generation, place and is_open."""
         number, started = generation.number if generation is not None else 0, time.monotonic()
         try:
             self._connection.open(where, generation)

@@ -44,12 +44,10 @@ class Access:
 
     @cached_property
     def credential(self) -> str:
-        """The text `user:password` with which kazoo proves the identity; the user is `job`."""
         return f"{self.job}:{self._password}"
 
     @cached_property
     def acl(self) -> list[ACL]:
-        """The ACL for every node of the job: all rights for this identity, none for others."""
         return [make_digest_acl(self.job, self._password, all=True)]
 
     def opens(self, acl: list[ACL]) -> bool:
@@ -91,7 +89,6 @@ KEPT = 64  # secrets of a name that are kept
 
 
 def new_secret() -> str:
-    """Return a new secret: 32 random bytes as 64 hexadecimal digits."""
     return secrets.token_hex(RANDOM_BYTES)
 
 
@@ -124,19 +121,16 @@ def stored(state: Path, names: Iterable[str], of: str = JOBS) -> set[str]:
 
 
 def known_names(state: Path, of: str = JOBS) -> list[str]:
-    """Return the names of all jobs for which `state` has a secret, in alphabetical order."""
     return sorted(path.parent.name for path in (state / of).glob("*/secrets"))
 
 
 def _directory(state: Path, job: str, of: str) -> Path:
-    """Return the directory with the secrets of `job`; create it if missing."""
     path = state / of / job
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of the file at `path`, a secret each; no lines if it cannot be read."""
     try:
         return path.read_text().split()
     except OSError:
@@ -144,7 +138,6 @@ def _lines(path: Path) -> list[str]:
 
 
 def replace_file(path: Path, lines: Sequence[str]) -> None:
-    """Replace the file at `path` by one with `lines`, readable for this user only."""
     # A reader sees the old or the new file whole; mkstemp creates it with mode 0600.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:

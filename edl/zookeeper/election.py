@@ -161,7 +161,6 @@ class Election:
         )
 
     def leave(self) -> None:
-        """Stop being a candidate, which also ends its term; do nothing if this is no candidate."""
         self._watched, self._leadership = (), None
         mine = self._mine(self._candidates())
         if mine is not None:
@@ -175,7 +174,6 @@ class Election:
         return [candidate_of(name) for name in before]
 
     def records_ahead(self) -> list[Mapping[str, Any]]:
-        """Return the records of the candidates before this one, the leader's first."""
         candidates = self._candidates()
         mine = self._mine(candidates)
         before = candidates if mine is None else candidates[: candidates.index(mine)]
@@ -239,14 +237,12 @@ class Election:
             transaction.check(self._fence, -1)
 
     def _mine(self, candidates: Sequence[str]) -> str | None:
-        """Return the name of this candidate's node, or None if it has none."""
         if not self._token:
             return None
         # By its token, as the answer to its creation may have been lost.
         return next((name for name in candidates if name.startswith(self._prefix)), None)
 
     def _begin_term(self, mine: str) -> Leadership | None:
-        """Start the next term of the election, and return the leadership of this candidate."""
         answer = self.session.read_all("read the leader", [get(self.leader_path)])[0]
         if answer is None:
             raise self._missing()
@@ -328,7 +324,6 @@ class Leadership:
         return results[self.CHECKS + len(writes) :]
 
     def add_fence(self, transaction: TransactionRequest) -> None:
-        """Add the fence to `transaction`: two checks that fail when the term is over."""
         # Its session must be able to read both nodes.
         transaction.check(self.node, -1)
         transaction.check(self._leader_path, self._leader_version)
@@ -367,7 +362,6 @@ class FencedSession(Session):
     _leadership: Leadership | None = None
 
     def lead(self, leadership: Leadership) -> None:
-        """Fence all transactions by the term of `leadership` from now on."""
         # Another server of ZooKeeper than that of the election may be some writes behind.
         self.catch_up()
         self._leadership = leadership

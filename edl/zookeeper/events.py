@@ -117,7 +117,6 @@ class EventLogNodes(Generic[E]):
         return first_of(paths.events, self._nodes.read(self._counter)[0])
 
     def trim(self, keep: int, within_s: float = math.inf) -> int:
-        """Remove all events from the log except the newest `keep`; return how many were removed."""
         session, paths = self._nodes.session, self._nodes.paths
         names = session.read_all("trim events", [children(paths.events)])[0] or ()
         numbers = sorted(map(sequence, names))
@@ -141,7 +140,6 @@ class EventNodes(EventLogNodes[Event]):
         super().__init__(nodes, Event)
 
     def newest_step(self) -> int:
-        """Return the training step that the newest event names; 0 without an event or a job."""
         session, paths = self._nodes.session, self._nodes.paths
         names = session.read_all("read the newest event", [children(paths.events)])[0]
         if not names:

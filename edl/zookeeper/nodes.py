@@ -106,7 +106,6 @@ class Tree:
 
 
 def all_nodes(session: Session, root: str) -> list[str]:
-    """Return the paths of the node `root` and of all nodes below it, children first."""
     found: list[str] = []
     unread = [root]
     while unread:
@@ -143,7 +142,6 @@ class _BoundedRead:
         self._names, self._bytes = MOST_NAMES, MOST_BYTES  # that are left
 
     def run(self, root: str) -> None:
-        """Read from `root` down until all is read or the bounds are reached."""
         parent, _, name = root.rpartition("/")
         self._unseen.append((parent, [name]))
         while self._inner or self._unseen:
@@ -166,7 +164,6 @@ class _BoundedRead:
         return Tree(nodes, (self._why or too_deep) if unread else "")
 
     def _read_names(self) -> int:
-        """Read the names of the children of the next nodes; return of how many nodes."""
         # One node until one was found that can be removed: else a few chains would use up what may
         # be read before one of them ends.
         batch: list[str] = []
@@ -201,7 +198,6 @@ class _BoundedRead:
             self._why = "has an ACL by which the job's secret does not open it"
 
     def _see(self, parents: int) -> bool:
-        """Find out how many children the next unseen nodes have; return whether there were any."""
         paths = self._take(parents)
         if not paths:
             return False
@@ -214,7 +210,6 @@ class _BoundedRead:
         return True
 
     def _take(self, parents: int) -> list[str]:
-        """Remove the next unseen nodes, children of up to `parents` parents; return their paths."""
         # Only 1/8 of the bytes that are left, so that much is left for what is below.
         least = self._bytes - self._bytes // SHARE
         taken: list[str] = []
@@ -345,7 +340,6 @@ def create_job(
 
 
 def delete_job(session: Session, paths: JobPaths) -> None:
-    """Remove all nodes of the job at `paths`, alive or not; do nothing if there are none."""
     for _ in range(ATTEMPTS):
         old = all_nodes(session, paths.root)
         if not old:
@@ -392,13 +386,11 @@ def _attempts(trusted: bool) -> int:
 
 
 def job_names(session: Session) -> tuple[str, ...]:
-    """Return the names of all jobs, sorted, including jobs that this session cannot open."""
     names = session.read_all("list jobs", [children(JOBS)])[0] or ()
     return tuple(sorted(name for name in names if is_name(name)))
 
 
 def unlock(session: Session, known: Sequence[Access]) -> dict[str, Access]:
-    """Prove all secrets in `known` to ZooKeeper, and return the ones that open an existing job."""
     # Only a process that knows the secret can have given the root its ACL. A job that can be read
     # may be anybody's, and `edl join` would run its commands here.
     session.identify(*known)
@@ -406,7 +398,6 @@ def unlock(session: Session, known: Sequence[Access]) -> dict[str, Access]:
 
 
 def _opened(session: Session, known: Sequence[Access]) -> dict[str, Access]:
-    """Return those accesses in `known` that open an existing job, by the name of the job."""
     names = list(dict.fromkeys(access.job for access in known))
     answers = session.read_open("read ACLs", [acl(JobPaths(name).root) for name in names])
     found = {name: answer[0] for name, answer in zip(names, answers, strict=True) if answer}
@@ -418,7 +409,6 @@ def list_jobs(
     names: Iterable[str] | None = None,
     unreadable: Callable[[str, str], None] | None = None,
 ) -> tuple[Job, ...]:
-    """Read the record of each job in `names`, and return the records sorted by name."""
     wanted = sorted(job_names(session) if names is None else names)
     paths = [JobPaths(name).job for name in wanted]
     answers = session.read_open("list jobs", [get(path) for path in paths])
@@ -435,7 +425,6 @@ def list_jobs(
 
 
 def unknown_job(session: Session, paths: JobPaths) -> UnknownJob:
-    """Return the error to raise for a job that does not exist; its text names jobs that do."""
     names = set(job_names(session))
     own = {paths.name, *_opened(session, session.identities)} & names
     if names - own:
@@ -445,7 +434,6 @@ def unknown_job(session: Session, paths: JobPaths) -> UnknownJob:
 
 
 def current_run(session: Session, paths: JobPaths) -> str | None:
-    """Return the token that identifies the current start of a job, or None if there is no job."""
     return _token(paths, session.read_all("read a job", [children(paths.run)])[0])
 
 
@@ -455,7 +443,6 @@ def _token(paths: JobPaths, names: Iterable[str] | None) -> str | None:
 
 
 def _living_or_leftovers(session: Session, paths: JobPaths, trusted: bool) -> _Leftovers:
-    """Return what is left of a dead or ended job."""
     # If another process replaces the job meanwhile, no node of the new job gets removed: either the
     # new job is seen to live, or the caller's transaction fails, because it checks the token of the
     # old start.
@@ -496,7 +483,6 @@ def _stored_job(paths: JobPaths, data: bytes, trusted: bool) -> Job:
 
 
 def _registered(session: Session, paths: JobPaths, trusted: bool) -> list[tuple[str, str]]:
-    """Return (kind, name) of each process of a job that has a node in ZooKeeper, for messages."""
     kinds = {paths.hosts: "host ", paths.slots: "slot ", paths.members: "w"}
     if trusted:
         found = session.read_all("read a job", [children(parent) for parent in kinds])
@@ -512,7 +498,6 @@ def _registered(session: Session, paths: JobPaths, trusted: bool) -> list[tuple[
 
 
 def _thin_out(session: Session, paths: JobPaths, old: _Leftovers) -> None:
-    """Remove the events, requests and evictions of an old job, in several transactions."""
     if long := next((path for path in old.nodes if _size(path) > CHUNK_BYTES), None):
         why = f"has too long a path to be removed, {long[:80]}..."
         raise NotRemovable(paths.name, paths.root, why)
@@ -542,7 +527,6 @@ def _replace(
     policy: JobPolicy,
     transaction: TransactionRequest,
 ) -> None:
-    """Add to `transaction` the removal of an old job and the creation of a new one."""
     _delete(transaction, old)
     contents = {
         paths.job: encode(job.to_json()),
@@ -557,14 +541,12 @@ def _replace(
 def create_nodes(
     transaction: TransactionRequest, paths: JobPaths, token: str, contents: Mapping[str, bytes]
 ) -> None:
-    """Add to `transaction` the creation of a job's fixed nodes and of its node `run/<token>`."""
     for path in paths.fixed:
         transaction.create(path, contents.get(path, b""))
     transaction.create(f"{paths.run}/{token}", b"")
 
 
 def _delete(transaction: TransactionRequest, nodes: list[str], check: str | None = None) -> None:
-    """Add to `transaction` the removal of the nodes at the paths `nodes`, in that order."""
     if check is not None:
         transaction.check(check, -1)
     for path in nodes:
@@ -576,7 +558,6 @@ def _fits(nodes: Iterable[str]) -> bool:
 
 
 def _chunks(nodes: Iterable[str]) -> list[list[str]]:
-    """Split the paths `nodes`, in order, into lists that can each be removed in a transaction."""
     chunks: list[list[str]] = []
     room = 0
     for path in nodes:
@@ -636,7 +617,6 @@ class Nodes(ABC, Generic[P]):
         return None
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
-        """Do what `build` adds to a transaction, or nothing of it; see `transact`."""
         return self.session.transact(what, build)
 
     def read(self, *issues: Any) -> list[Any]:
@@ -644,7 +624,6 @@ class Nodes(ABC, Generic[P]):
         return self.session.read_all(f"read {self.what}", issues)
 
     def read_groups(self, *groups: Sequence[str], wake: OnChange = None) -> list[list[Node]]:
-        """Read the nodes of several lists together, without the nodes that do not exist."""
         answers = iter(self.read(*(get(path, wake) for group in groups for path in group)))
         found = [[(path, next(answers)) for path in group] for group in groups]
         return [[(path, answer[0]) for path, answer in group if answer] for group in found]
@@ -695,7 +674,6 @@ class Nodes(ABC, Generic[P]):
         return True
 
     def changed_too_often(self, path: str) -> CoordinationError:
-        """Return the error to raise when others changed the node `path` at each attempt."""
         return CoordinationError(f"{path} was changed by others {ATTEMPTS} times; try again")
 
     def _write(
@@ -704,7 +682,6 @@ class Nodes(ABC, Generic[P]):
         writes: Sequence[tuple[str, bytes, int]],
         event: Record | None,
     ) -> None:
-        """Add the check of the fence, writes and an event to a transaction, in this order."""
         if self.fence is not None:
             transaction.check(self.fence, -1)
         for path, data, version in writes:
@@ -722,7 +699,6 @@ class JobNodes(Nodes[JobPaths]):
 
     @property
     def run(self) -> str:
-        """The token of the start of the job that this process belongs to."""
         if self._run is None:
             self._run = current_run(self.session, self.paths)
         if self._run is None:
@@ -735,11 +711,9 @@ class JobNodes(Nodes[JobPaths]):
         return None if self._run is None else f"{self.paths.run}/{self._run}"
 
     def belong_to(self, run: str) -> None:
-        """Make this process belong to a start of the job."""
         self._run = run
 
     def unknown(self) -> UnknownJob:
-        """Return the error that the job does not exist; its text names this user's jobs that do."""
         return unknown_job(self.session, self.paths)
 
     def put_ephemeral(
@@ -773,7 +747,6 @@ class JobNodes(Nodes[JobPaths]):
         old: Any,
         versions: Mapping[str, int],
     ) -> None:
-        """Add the write of an ephemeral node to a transaction."""
         transaction.check(f"{self.paths.run}/{self.run}", -1)
         for other, version in versions.items():
             transaction.check(other, version)
@@ -797,12 +770,10 @@ def first_of(path: str, answer: Any) -> int:
 
 
 def record_or_none(kind: type[R], path: str, answer: Any) -> R | None:
-    """Return the record that the node at `path` holds; None without a node, or if it is empty."""
     return record(kind, (path, answer[0])) if answer is not None and answer[0] else None
 
 
 def record(kind: type[R], node: Node) -> R:
-    """Return the record that a node holds; for empty data, the default record."""
     found: R = _parsed(kind.from_json, node)
     return found
 

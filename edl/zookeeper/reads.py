@@ -92,8 +92,6 @@ def exists(path: str, wake: OnChange = None) -> Read:
 
 
 def acl(path: str) -> Issue:
-    """Return a read whose answer is the (ACL, stat) of the node at `path`."""
-
     def issue(client: KazooClient) -> object:
         return client.get_acls_async(path)
 
@@ -101,8 +99,6 @@ def acl(path: str) -> Issue:
 
 
 def delete_node(path: str) -> Issue:
-    """Return a request that deletes the node at `path`, whatever its version."""
-
     def issue(client: KazooClient) -> object:
         return client.delete_async(path)
 
@@ -190,7 +186,6 @@ class WatchedRead:
 
 
 def can_be_read_together(issues: Sequence[Issue]) -> bool:
-    """Return whether `issues` are many reads, of contents or of children."""
     return len(issues) >= FEWEST and all(_read_of(one) is not None for one in issues)
 
 
@@ -225,7 +220,6 @@ def _full_path(client: KazooClient, path: str) -> str:
 
 
 def _send(client: KazooClient, request: Any) -> Any:
-    """Send a request of this module, and return kazoo's pending result."""
     result = client.handler.async_result()
     client._call(request, result)
     return result
@@ -238,11 +232,9 @@ class _ReadRequest(NamedTuple):
 
     @property
     def type(self) -> int:
-        """The code of the request."""
         return _MULTI_READ
 
     def serialize(self) -> bytes:
-        """Return the request as ZooKeeper's protocol has it."""
         data = bytearray()
         for code, path in self.parts:
             data += multiheader_struct.pack(code, False, -1)
@@ -252,7 +244,6 @@ class _ReadRequest(NamedTuple):
         return bytes(data)
 
     def deserialize(self, data: bytes, offset: int) -> list[Any]:
-        """Return the answers in `data`, which begin at `offset`: a value or an error each."""
         answers: list[Any] = []
         header, offset = MultiHeader.deserialize(data, offset)
         while not header.done:
@@ -273,11 +264,9 @@ class _WatchRequest(NamedTuple):
 
     @property
     def type(self) -> int:
-        """The code of the request."""
         return _SET_WATCHES
 
     def serialize(self) -> bytes:
-        """Note the watches, and return the request as ZooKeeper's protocol has it."""
         # On the connection thread, which alone may change this, and before the server can tell of a
         # change.
         for of_children, path, watch in self.watched:
@@ -293,12 +282,10 @@ class _WatchRequest(NamedTuple):
         return bytes(data)
 
     def deserialize(self, data: bytes, offset: int) -> bool:
-        """Return True: the response has nothing but its arrival."""
         return True
 
 
 def _answer(code: int, data: bytes, offset: int) -> tuple[Any, int]:
-    """Return the answer in `data` to one operation, and where the next one begins."""
     if code == GetData.type:
         content, offset = read_buffer(data, offset)
         stat = ZnodeStat._make(stat_struct.unpack_from(data, offset))
@@ -365,7 +352,6 @@ class WatchedReads:
         return answers
 
     def fired(self, read: Read) -> None:
-        """Drop the answer to `read` that is in memory, and then call the read's `wake`."""
         with self._lock:
             self._kept.pop(read, None)
             self._asked.pop(read, None)  # its answer may be older than this change
@@ -396,7 +382,6 @@ class InOrder(PollHandler):
     """kazoo's threads, but a `Watch` runs at once, before a later answer comes."""
 
     def create_socket_pair(self) -> tuple[Any, SignalSafeSocket]:
-        """Return two connected sockets; by the second one, requests wake the connection thread."""
         reads, wakes = super().create_socket_pair()
         return reads, SignalSafeSocket(wakes)
 

@@ -119,7 +119,6 @@ def set_desired(
     terms: ReclaimTerms = NO_TERMS,
     devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
-    """Set how many workers of a job are desired on each host, and log an event that says why."""
     p, hold = nodes.paths, nodes.paths.profile_hold
     made: list[DesiredChange] = []
 
@@ -164,7 +163,6 @@ def place_run(nodes: JobNodes, devices: DeviceSets, version: int, why: str, batc
 
 
 def record_returned(nodes: JobNodes, done: Reclaim, after_s: float) -> None:
-    """Remove a demand to give borrowed slots back, which was fulfilled, and log an event."""
     p = nodes.paths
 
     def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
@@ -182,7 +180,6 @@ def record_returned(nodes: JobNodes, done: Reclaim, after_s: float) -> None:
 def discover(
     nodes: JobNodes, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
 ) -> Desired:
-    """Record the slots that horovodrun may use; at the first call for a job, desire `first`."""
     p = nodes.paths
 
     def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
@@ -209,7 +206,6 @@ def _changed(
     terms: ReclaimTerms = NO_TERMS,
     devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
-    """Return the change of the desired numbers to those that `choose` returns; write nothing."""
     before = Desired.from_json(found[p.desired])
     hosts = choose(dict(before.hosts))
     assigned = Assigned.from_json(found[p.assigned])
@@ -219,7 +215,6 @@ def _changed(
 def _written(
     p: JobPaths, found: Mapping[str, Values], change: DesiredChange
 ) -> tuple[dict[str, Values], Event | None]:
-    """Return the new values of the nodes that `change` writes, and the event that reports it."""
     if not change:
         return {}, None
     follows = {} if change.assigned is None else {p.assigned: change.assigned.to_json()}
@@ -255,7 +250,6 @@ class JobCopy:
         self._evicted: dict[str, bytes] = {}
 
     def keep(self, fixed: Mapping[str, Any], evicted: Iterable[tuple[str, bytes]]) -> None:
-        """Replace the copy by the answers to a newer read."""
         # With a node missing, the job is lost or being removed: the copy stays.
         if None not in fixed.values():
             self._fixed = {path: answer[0] for path, answer in fixed.items()}
@@ -263,13 +257,11 @@ class JobCopy:
 
     @property
     def job(self) -> Job | None:
-        """The record of the job in the copy; None if the job was never read."""
         data = self._fixed.get(self._paths.job)
         return None if not data else Job.from_json(decode(self._paths.job, data))
 
     @property
     def generation(self) -> Generation | None:
-        """The newest generation in the copy; None if there was none."""
         data = self._fixed.get(self._paths.generation)
         return None if not data else Generation.from_json(decode(self._paths.generation, data))
 
@@ -280,7 +272,6 @@ class JobCopy:
 
     @property
     def evicted(self) -> frozenset[int]:
-        """The ids of the evicted workers in the copy."""
         return frozenset(int(path.rsplit("/", 1)[1]) for path in self._evicted)
 
     def write(self, session: Session, run: str, event: Event) -> bool:
@@ -294,7 +285,6 @@ class JobCopy:
         return True
 
     def _build(self, transaction: TransactionRequest, run: str, event: Event) -> None:
-        """Add to `transaction` the creation of the job's nodes, its evictions and an event."""
         # The copy does not know all ids and event numbers that were used. A worker that has not
         # joined a ring yet keeps its own.
         paths = self._paths
@@ -376,7 +366,6 @@ class PolicyNodes:
         self._nodes = nodes
 
     def get(self) -> JobPolicy:
-        """Return the policy of the job; an empty one (`JobPolicy()`) if it has none."""
         path = self._nodes.paths.policy
         answer = self._nodes.read(get(path))[0]
         if answer is None:
@@ -384,7 +373,6 @@ class PolicyNodes:
         return record_or_none(JobPolicy, path, answer) or JobPolicy()
 
     def change(self, change: Callable[[JobPolicy], JobPolicy], why: str) -> JobPolicy:
-        """Replace the policy of the job by `change(policy)`, log an event, return the result."""
         p = self._nodes.paths
 
         def changed(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
@@ -404,14 +392,12 @@ class PolicyNodes:
         )
 
     def learned(self) -> ScalingProfile:
-        """Return the throughputs that the job has measured, by size; maybe none."""
         path = self._nodes.paths.learned
         return (
             record_or_none(ScalingProfile, path, self._nodes.read(get(path))[0]) or ScalingProfile()
         )
 
     def put_learned(self, learned: ScalingProfile) -> None:
-        """Write the throughputs that an earlier start of the job measured, by size."""
         path = self._nodes.paths.learned
 
         def change(found: dict[str, Any]) -> dict[str, Any]:
@@ -434,11 +420,9 @@ class ProfileNode:
         self._nodes = nodes
 
     def put(self, curve: Curve) -> None:
-        """Replace the profile of the job by `curve`, the throughput by number of workers."""
         self._nodes.compare_and_set(self._nodes.paths.profile, lambda _: curve.to_json())
 
     def get(self) -> Curve | None:
-        """Return the newest profile of the job; None without one."""
         path = self._nodes.paths.profile
         answer = self._nodes.read(get(path))[0]
         if answer is None:
@@ -451,12 +435,10 @@ class ProfileNode:
         return self._nodes.put_ephemeral(path, hold, lambda held: held["token"] == hold.token)
 
     def held(self) -> ProfileHold | None:
-        """Return the record of the process that profiles the job now; None without one."""
         path = self._nodes.paths.profile_hold
         return record_or_none(ProfileHold, path, self._nodes.read(get(path))[0])
 
     def release(self, token: str) -> None:
-        """Give up the right to profile the job; do nothing if another process or none has it."""
         hold = self.held()
         if hold is not None and hold.token == token:
             node = self._nodes.paths.profile_hold
@@ -476,7 +458,6 @@ class RequestNodes:
         self._nodes = nodes
 
     def add(self, request: Request) -> int:
-        """Write `request` for the leader, and return the number that ZooKeeper gave it."""
         data = encode(replace(request, number=-1).to_json())
         parent = self._nodes.paths.requests
         try:
@@ -489,7 +470,6 @@ class RequestNodes:
         return sequence(path)
 
     def get(self, number: int) -> Request:
-        """Read and return the request with the number `number`; `done` says if it was answered."""
         request, _ = self._read(number)
         if request is None:
             raise CoordinationError(f"job {self._nodes.paths.name} has no request number {number}")
@@ -557,7 +537,6 @@ class MemberNodes:
         return first_of(ids, answer) + sequence(path)
 
     def put(self, member: Member) -> None:
-        """Write the node of a worker, which lives as long as this session."""
         paths, ours = self._nodes.paths, partial(_is_of, member.attempt_id)
         if not self._nodes.put_ephemeral(paths.member(member.id), member, ours):
             raise CoordinationError(
@@ -600,7 +579,6 @@ def _is_of(attempt_id: str, values: Mapping[str, Any]) -> bool:
 
 
 def _remove(transaction: TransactionRequest, run: str, nodes: Iterable[str]) -> None:
-    """Add to `transaction` a check that the node `run` exists and the removal of `nodes`."""
     transaction.check(run, -1)
     for node in nodes:
         transaction.delete(node)
@@ -613,7 +591,6 @@ class HostNodes:
         self._nodes = nodes
 
     def put(self, host: Host, is_dead: Callable[[Host], bool] = lambda _: False) -> None:
-        """Write the node of the agent that `host` describes; it lives as long as this session."""
         # Else an agent that slept could declare a device that another job has got meanwhile.
         owner = host
 
@@ -641,7 +618,6 @@ class HostNodes:
             raise AgentExists(host.name, paths.name, owner.pid, owner.address)
 
     def ask_to_leave(self, name: str) -> bool:
-        """Write into the node of a host's agent the request to take the host out of the job."""
         # Lost if the session of the agent ends, as the agent then writes its node anew.
         node = self._nodes.paths.host(name)
         try:
@@ -658,7 +634,6 @@ class SlotNodes:
         self._nodes = nodes
 
     def put(self, slot: SlotRecord) -> None:
-        """Write the node of the edl-worker that `slot` describes; it ends with this session."""
         node = self._nodes.paths.slot(slot.host, slot.slot)
         # horovodrun's driver has one process in a slot: the node of an earlier one is replaced.
         self._nodes.put_ephemeral(node, slot, lambda values: True)
@@ -680,7 +655,6 @@ Answer = tuple[bytes, ZnodeStat]  # data and stat of a node that exists
 
 
 def job_election(nodes: JobNodes, worker: int) -> Election:
-    """Return the election of a job's leader, in which a worker of the job is the candidate."""
     return Election(
         nodes.session,
         nodes.paths.election,
@@ -701,11 +675,9 @@ class DecisionWriter:
 
     @property
     def term(self) -> int:
-        """The number of the leader's term."""
         return self._leadership.term
 
     def carry_out(self, decision: MembershipDecision, events: Sequence[Event] = ()) -> None:
-        """Write a membership decision and its events in one transaction."""
         for _ in range(ATTEMPTS):
             writes = self._writes(decision)
             if not writes:
@@ -721,15 +693,12 @@ class DecisionWriter:
         )
 
     def put_event(self, event: Event) -> None:
-        """Append to the event log what the leader of this term has found."""
         self._leadership.commit([self._logged(event)])
 
     def put_status(self, status: TrainingStatus) -> None:
-        """Replace the summary of the training for people and tools, in the status node."""
         self._leadership.commit([Write(self._nodes.paths.status, status.to_json())])
 
     def put_policy(self, before: JobPolicy, policy: JobPolicy, event: Event) -> None:
-        """Replace the policy `before` of the job by `policy`, and log `event`, at once."""
         path = self._nodes.paths.policy
         answer = self._nodes.read(get(path))[0]
         if answer is None:
@@ -740,14 +709,12 @@ class DecisionWriter:
         self._leadership.commit([write, self._logged(event)])
 
     def put_learned(self, learned: ScalingProfile) -> None:
-        """Replace the stored throughputs that the job has measured; a later leader reads them."""
         self._leadership.commit([Write(self._nodes.paths.learned, learned.to_json())])
 
     def _logged(self, event: Event) -> Write:
         return Write(f"{self._nodes.paths.events}/e-", event.to_json(), sequence=True)
 
     def _writes(self, decision: MembershipDecision) -> list[Write]:
-        """Read the nodes that `decision` changes, and return the writes that change them."""
         paths = self._nodes.paths
         registered = [paths.member(worker) for worker in sorted(decision.registered)]
         evicted = {worker: paths.evicted_worker(worker) for worker in decision.evict}
@@ -771,7 +738,6 @@ class DecisionWriter:
         return [*(Write(path, {}, check=True) for path in registered if writes), *writes]
 
     def _generation(self, new: Generation | None, read: Answer) -> list[Write]:
-        """Return the write of a new generation, as a list of one, or an empty list."""
         if new is None:
             return []
         path, (data, stat) = self._nodes.paths.generation, read
@@ -787,7 +753,6 @@ class DecisionWriter:
     def _sizes(
         self, change: DesiredChange | None, desired: Answer, assigned: Answer
     ) -> list[Write]:
-        """Return the writes of a change of the desired numbers of workers by host."""
         if not change:
             return []
         paths = self._nodes.paths
@@ -822,7 +787,6 @@ class DecisionWriter:
         return writes
 
     def _requests(self, asks: Iterable[Request]) -> list[Write]:
-        """Return the writes that add requests of the leader itself to the job's requests."""
         prefix = f"{self._nodes.paths.requests}/r-"
         numberless = (replace(request, number=-1) for request in asks)  # ZooKeeper numbers them
         return [Write(prefix, request.to_json(), sequence=True) for request in numberless]
@@ -877,11 +841,9 @@ class JobStore:
         self.nodes.belong_to(run)
 
     def delete(self) -> None:
-        """Remove all nodes of the job, alive or not; do nothing if there is no such job."""
         nodes.delete_job(self.session, self.paths)
 
     def snapshot(self, wake: OnChange = None) -> Snapshot:
-        """Read the nodes of the job at about one time, and return them as records."""
         # `wake` is called on kazoo's connection thread, so it must not block. Without it all nodes
         # are read; with it, those that it watches only if they are new or have changed.
         p = self.paths
@@ -968,7 +930,6 @@ class JobStore:
         end_within_s: float = 0.0,
         event: Event | None = None,
     ) -> bool:
-        """Move the job to `state` if it is in one of the states `only_from`."""
         # `end_within_s`: of a preemption, to save everything and end; 0: as it was. `exit_code` 0
         # likewise.
         moved = False
@@ -995,14 +956,12 @@ class JobStore:
         return moved
 
     def status(self) -> TrainingStatus:
-        """Return the training summary that the leader wrote last; before that, the default one."""
         answer = self.nodes.read(get(self.paths.status))[0]
         if answer is None:
             raise self.nodes.unknown()
         return TrainingStatus.from_json(content(self.paths.status, answer))
 
     def put_saved(self, directory: str, step: int, only_later: bool = False) -> None:
-        """Record in the job where its newest checkpoint is, in place of the one recorded before."""
         saved = {"checkpoint": directory, "saved_step": step}
 
         def change(values: dict[str, Any]) -> dict[str, Any]:
@@ -1023,11 +982,9 @@ class JobStore:
         terms: ReclaimTerms = NO_TERMS,
         devices: DeviceSets = NO_DEVICES,
     ) -> DesiredChange:
-        """Set how many workers are desired on each host, and log an event that says why."""
         return set_desired(self.nodes, change, by, why, terms, devices)
 
     def record_returned(self, done: Reclaim, after_s: float) -> None:
-        """Remove a demand to give borrowed slots back, which was fulfilled, and log an event."""
         record_returned(self.nodes, done, after_s)
 
     def discover(
@@ -1071,7 +1028,6 @@ def _evicted(found: Iterable[Node]) -> dict[int, str]:
 
 
 def conclude(store: JobStore, outcome: JobEnd, snapshot: Snapshot) -> None:
-    """Write the end of the job into its record, and an event of that end, in one transaction."""
     # Nothing is written if the state has changed since the snapshot.
     state, before = outcome.state, snapshot.job.state
     event = _event(store, _ENDS[state](), outcome.reason, snapshot)
@@ -1088,7 +1044,6 @@ _ENDS: Mapping[JobState, type[Details]] = {
 def worker_ended(
     store: JobStore, process: Process, host: str, snapshot: Snapshot, output_tail: str = ""
 ) -> None:
-    """Record as an event how a worker's process has ended."""
     failed = process.failed or process.deserted
     details = (WorkerFailedDetails if failed else WorkerExitedDetails)(
         worker=None if process.worker is None else process.name,
@@ -1102,18 +1057,15 @@ def worker_ended(
 
 
 def slot_disabled(store: JobStore, host: str, slot: int, reason: str, snapshot: Snapshot) -> None:
-    """Record as an event that a host starts no more workers in one of its slots."""
     _add(store, SlotDisabledDetails(host, slot), reason, snapshot)
 
 
 def no_template(store: JobStore, host: str, why: str, snapshot: Snapshot) -> None:
-    """Record as an event that a host has no template, a process that forks workers."""
     reason = f"host {host} starts each worker anew, which takes longer than from a template: {why}"
     _add(store, NoTemplateDetails(host), reason, snapshot)
 
 
 def worker_that_ended(event: Event) -> int | None:
-    """Return the id of the worker whose end `event` reports: 3 for w3."""
     if not isinstance(event.details, EndedDetails) or event.details.worker is None:
         return None
     return int(event.details.worker[1:])
@@ -1162,7 +1114,6 @@ class LostJob(ABC):
         self._since: float | None = None
 
     def is_back(self) -> None:
-        """Note that this process has read the job from ZooKeeper, which ends a loss."""
         self._since = None
 
     def handle(self, error: UnknownJob, name: str, step: int) -> bool:
@@ -1192,7 +1143,6 @@ class LostJob(ABC):
         """Return whether it is this process's turn to write the job into ZooKeeper again."""
 
     def _write(self, generation: Generation | None, name: str, step: int) -> bool:
-        """Write the job again, with an event that reports it."""
         number = 0 if generation is None else generation.number
         reason = f"ZooKeeper had lost the job and its events; {name} wrote it again"
         event = Event(time.time(), number, step, reason, JobRestoredDetails(name))
@@ -1208,7 +1158,6 @@ class WorkersLostJob(LostJob):
         return may_restore(self.own, generation, self._store.copy.evicted)
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
-        """Return whether it is this worker's turn to write the lost job again."""
         if not trains or missed_s < restore_delay_s(self.own, generation):
             return False
         members = () if generation is None else (*generation.members, *generation.previous)
