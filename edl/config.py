@@ -47,11 +47,8 @@ def read_policy(policy: str | os.PathLike[str], reader: str) -> tuple[str, str]:
 
 
 LOOPBACK = "127.0.0.1"
-
 _INHERITED_TEMPLATE = "EDL_INHERITED_TEMPLATE"  # SOCKET:PROCESS
-
 STATE_VARIABLE = "EDL_STATE_DIR"  # of the agents of `edl host`, whatever a manifest says of HOME
-
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -206,9 +203,7 @@ def misspelled(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 SIMILAR = 0.85  # of difflib's ratio, from 0 to 1
-
 OLD_NAMES = {"borrowed_file": "lent_file"}  # of settings, in older versions of edl
-
 KINDS = (Config, Sizes, JobSettings)
 
 SETTINGS: Mapping[str, tuple[type, Any]] = {

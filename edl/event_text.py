@@ -277,7 +277,6 @@ EXPLANATIONS: Mapping[EventKind, EventExplanation] = {
 }
 
 LAST_WORDS = "; the last line of "  # in the sentence that says how a job has failed
-
 CHANGE_KINDS = ("start", "join", "leave", "migrate", "crash", "rebuild")
 
 

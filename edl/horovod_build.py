@@ -15,7 +15,6 @@ from typing import Any
 MARKER = "edl_edits.json"  # beside horovod/__init__.py, in the wheel
 EDL_CALLS = "edl_calls"  # attribute of HorovodBasics: it is edl that calls init(), not the script
 ADDRESS = "ring-at-the-address"  # the patch that lets a ring be at any address of its host
-
 SLEEPING = "no-busy-waits"  # the patch that lets PyTorch's wait for a collective sleep
 
 

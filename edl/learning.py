@@ -25,13 +25,9 @@ from edl.text import workers
 # step and its learning rate, and reads the loss half a second later, when the device has computed
 # it.
 
-
 PERIOD_S = 0.5  # between two samples
-
 KEPT = 64  # samples that wait for a leader
-
 _RATES = ("learning_rate", "lr")
-
 _SCORES = ("val", "valid", "validation", "eval", "test")  # losses of data that is not trained
 
 
@@ -113,21 +109,15 @@ def _is_score(name: str) -> bool:
 
 
 MOST_POINTS = 120
-
 FIRST_PERIOD_S = 0.5
-
 MEAN_OF = 5  # losses: one alone says little
 # The loss has risen when each of the last MEAN_OF is TIMES the lowest mean, and above all losses of
 # the COMPARED before that mean. Of losses that only fluctuate, whatever their distribution, five in
 # a row are above the 40 before once in C(45, 5) = 1.2 million times.
 COMPARED = 40
-
 TIMES = 3.0
-
 OF_FIRST = 0.5  # less than so much of the first loss is no rise: a loss near 0 has multiples
-
 WELL_BELOW = 0.5  # of that: then it has fallen again
-
 RISE = 1.05  # of the learning rate: less is no rise
 
 

@@ -35,39 +35,22 @@ from edl.records import JobState, Stage, StepTotals, WorkerProgress
 from edl.status import JobStatus
 
 STALL_BOUNDS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-
 UNKNOWN = "unknown"  # the kind of a change whose generation event is not known (any more)
-
 PARTS = ("detect", "wait", "shutdown", "init", "broadcast", "first_step")
-
 STALLING = (*CHANGE_KINDS[1:], UNKNOWN)  # a start has no old workers, which it could hold up
-
 KEPT = 100  # generations whose kind is kept until the event of their switch comes
-
 JOB_INFO = info("edl_job_info", "The name of the job; always 1", "edl_job")
-
 JOB_STATE = gauge("edl_job_state", "1 for the state that the job is in, 0 for the others", "state")
-
 WORKERS = gauge("edl_workers", "Workers that are in ZooKeeper, by stage", "stage")
-
 RING_WORKERS = gauge("edl_ring_workers", "Workers in the newest ring; 0 when the job is over")
-
 DESIRED = gauge("edl_desired_workers", "Workers that are wanted, on all hosts together")
-
 MIN_WORKERS = gauge("edl_min_workers", "With fewer workers the job pauses")
-
 MAX_WORKERS = gauge("edl_max_workers", "More workers are not started")
-
 SLOTS = gauge("edl_slots", "Slots of all hosts that have an agent")
-
 DISABLED_SLOTS = gauge("edl_disabled_slots", "Slots in which no worker is started any more")
-
 BORROWED = gauge("edl_borrowed_workers", "Workers that are wanted in borrowed slots")
-
 GENERATION = gauge("edl_generation", "Number of the newest ring; it rises with each change of it")
-
 TERM = gauge("edl_term", "Number of the newest leader's term; it rises with each new leader")
-
 HAS_LEADER = gauge("edl_has_leader", "1 while the worker that leads is in ZooKeeper, else 0")
 
 STEP = gauge(
@@ -96,7 +79,6 @@ LAST_STEP = gauge(
 )
 
 BATCH = gauge("edl_batch_size", "Samples of a batch of all workers together, if edl knows it")
-
 NOISE = gauge("edl_gradient_noise_scale", "Gradient noise scale in samples, if it is measured")
 
 STRAGGLER = gauge(
@@ -261,7 +243,6 @@ def _target(address: str, port: int, **labels: str) -> Mapping[str, Any]:
 # are about what all workers train together. `edl_step` is the job's, the two counters begin at 0
 # with each worker. All workers of a ring count at the same rate: take the maximum of the rates over
 # the workers of a job, not their sum.
-
 
 WORKER_INFO = info(
     "edl_worker_info",

@@ -63,9 +63,7 @@ def _renamed(values: Any, names: Mapping[str, str]) -> Any:
 # A kind is a text, such as "Counter". A dict of any other class, and a defaultdict with a function
 # of the script's own, has the kind "dict": it comes back as a plain dict.
 
-
 DICT = "dict"
-
 _FACTORIES = (bool, bytes, dict, float, int, list, set, str, tuple)  # of defaultdicts
 
 _MAKERS: dict[str, Callable[[dict[Any, Any]], dict[Any, Any]]] = {

@@ -398,7 +398,6 @@ NO_POLICY = JobPolicy()
 # ------------------------------------------------------------
 # Count for metrics the steps of one worker, and how long they took (`StepTotals`).
 
-
 STEP_BOUNDS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),

@@ -33,7 +33,6 @@ def derived(secret: str, purpose: str, job: str) -> str:
 
 
 NONCE_BYTES = 16
-
 _TAG_BYTES = 32
 
 
@@ -69,11 +68,8 @@ def _digest(key: bytes, message: bytes) -> bytes:
 
 
 LEAST_SECRET = 32  # characters; what `edl run` makes has 64: 32 random bytes in hexadecimal
-
 PIPE_S = 30.0  # for the writer of a pipe to write the secret and to close the pipe
-
 MOST_BYTES = 4096  # of a secret's file
-
 _reading = threading.Lock()
 # By device and inode of a pipe, for what is in it can be read once.
 _from_pipes: dict[tuple[int, int], str] = {}

@@ -22,7 +22,6 @@ from edl.text import workers
 # setting's name in the environment (`EDL_` and the field in capitals) and in `edl.toml` (the
 # field), its option of `edl run`, if there is one, and its row in docs/reference/settings.md.
 
-
 MOST_WAIT_S = 86_400.0  # for ZooKeeper, whose client counts the milliseconds in 32 bits
 
 
@@ -238,9 +237,7 @@ def _one_of(numbers: Iterable[int]) -> str:
 
 # Values of the setting `resume`, in lower case; any other one is the path of a directory.
 RESUME_NO = ("", "0", "no", "false")
-
 RESUME_YES = ("1", "yes", "true")
-
 RESUME_AUTO = "auto"
 
 

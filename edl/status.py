@@ -177,7 +177,6 @@ def _reason(snapshot: Snapshot) -> str:
 #
 # `estimated_remaining_s` and `trained_fraction` take a job's progress, and `bar` returns text.
 
-
 FILLED, EMPTY = "━", "─"  # two characters, so that a bar can be read without colours
 
 
@@ -213,15 +212,10 @@ def bar(fraction: float, width: int) -> tuple[str, str]:
 # `job_summary` makes a `JobSummary`; `summary_lines` lays out several of them as text. `make docs`
 # generates the table of docs/reference/status-and-events.md from this module.
 
-
 WIDE = 110  # columns from which on the reason stands in a column of its own
-
 _GAP = "  "  # between two columns
-
 _INDENT = "    "  # of a reason in a line of its own
-
 _ENDED_SHOWN = 10  # jobs
-
 UNREADABLE_SHOWN = 3  # jobs
 # The columns of a narrow terminal, the most important first.
 _ORDER = ("JOB", "STATE", "WORKERS", "DONE", "LEFT", "SAMPLES/S", "STEP", "AGE")
@@ -364,9 +358,7 @@ def _fitting(widths: Sequence[int], width: int) -> int:
 #
 # `job_line` returns it in parts, each with the style that rich draws it in.
 
-
 Part = tuple[str, str]
-
 """A text, and the name of its style for rich; empty for none."""
 
 _BARS = (24, 16, 8, 0)  # characters; the first that fits
@@ -433,17 +425,11 @@ def _length(parts: list[Part]) -> int:
 # `job_screen` returns the lines of one job, and `jobs_screen` those of all jobs; a job of a
 # thousand workers is shown by host, not by worker. `pause_s` limits how often jobs are read.
 
-
 LEAST_PAUSE_S = 1.0
-
 READS_PER_S = 200.0  # from ZooKeeper, at most
-
 MOST_EVENTS = 8  # that are shown
-
 _BAR = 60  # characters
-
 _HEAD = 7  # lines above the workers, about
-
 _STYLES = {Severity.NORMAL: "", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
 

@@ -55,20 +55,15 @@ def in_brackets(numbers: Sequence[int]) -> str:
 # ------------------------------------------------------------
 # Define which texts can be the name of a job, a host, a queue or a cluster.
 
-
 RULE = "1 to 64 letters, digits, dots, dashes and underscores, beginning with a letter or a digit"
-
 PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)"
-
 """The same as a regular expression, of Python and of JSON schema. Python's ``$`` alone would accept
 a line break at the end."""
 
 ALONE = "alone"
-
 """The name of the job of a script without a launcher."""
 
 _NAME = re.compile(PATTERN)
-
 _MADE_UP = re.compile(r".+-(?=[0-9]*[a-f])[0-9a-f]{4}")
 
 
@@ -91,11 +86,8 @@ def is_given_name(job: str) -> bool:
 #
 # In sentences they are written with words: "4 min 10 s".
 
-
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(ms|s|m|h|d|)")
-
 _WORDS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-
 _SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -127,7 +119,6 @@ def duration_in_words(duration_s: float) -> str:
 
 
 CHARS = 8000
-
 _MARK_CHARS = 50  # so that an excerpt of an excerpt is the same
 
 
@@ -162,7 +153,6 @@ def printable(text: str) -> str:
 
 # ------------------------------------------------------------
 # Encode an HTTP answer as JSON, whatever texts it has (`json_text`).
-
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

@@ -65,21 +65,13 @@ from edl.job.state_share import RankArray
 
 logger = logging.getLogger(__name__)
 
-
 FORMAT = 3
-
 READ = (2, 3)  # the formats that this edl reads
-
 L = TypeVar("L", bound=Location)
-
 _NAME = re.compile(r"step-(\d{12})\.safetensors")
-
 _LEFTOVER = re.compile(r"\.(step|unchanged|part)-.*\.safetensors\..*\.tmp")
-
 _OPENING = b'{"__metadata__":{"edl-checkpoint":"'
-
 _CHECKSUM = re.compile(re.escape(_OPENING) + rb'(\d{1,9})","sha256":"([0-9a-f]{64})"')
-
 _ZEROS = "0" * 64
 
 
@@ -385,11 +377,8 @@ def _parsed(text: bytes) -> _CheckpointHeader:
 # 2. A ring that saves takes it from older rings of its own run only. If another run has it, the
 #    ring saves no more, unless its own claim was written over by a run from which it has taken it.
 
-
 FILE = ".edl-owner"
-
 MOST_REPLACED = 100  # runs that a claim names, the newest
-
 PAUSES_S = (0.1, 0.3, 0.6)  # before a failed read is repeated
 
 
@@ -505,11 +494,8 @@ def _goes_on_in(newest: Owner) -> str:
 # 3. A part names the tensors that it has, with their checksums. Rank 0 compares the names with
 #    those that it expects of each worker.
 
-
 _RECORDS = "edl-tensors"  # the name of the records in a part's metadata
-
 _HALF = re.compile(r"\.part-(\d{12})-.*\.tmp")  # what a killed worker leaves on a disk
-
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 1.0  # from one look into the directory to the next
 
 

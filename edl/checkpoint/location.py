@@ -40,13 +40,9 @@ def mount_point(path: str | Path) -> str:
 
 
 _URL = re.compile(r"([a-zA-Z][\w+.-]*)((::[\w+.-]+)*)://")  # also chained: simplecache::s3://
-
 _SHORTENED = re.compile(r"[a-zA-Z][\w+.-]+(::[\w+.-]+)*:/(?!/)")  # what Path leaves of a URL
-
 _LOCAL = ("file", "local")
-
 _IN_MEMORY = "memory"
-
 INSTALL = "pip install 'edl-horovod[fsspec]'"
 
 
@@ -169,7 +165,6 @@ class RemotePath:
 
 
 Location = Path | RemotePath
-
 """The place of a checkpoint or of a directory of checkpoints."""
 
 
@@ -243,9 +238,7 @@ def _as_os_errors(path: RemotePath) -> Iterator[None]:
 # ------------------------------------------------------------
 # Look into a directory of checkpoints, and give up when that takes too long: `looked`.
 
-
 LOOK_S = 2.0  # for a look into the directory between two steps: all workers wait
-
 T = TypeVar("T")
 
 

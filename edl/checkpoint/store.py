@@ -57,7 +57,6 @@ logger = logging.getLogger(__name__)
 # `check_source` and `check_logical` compare them, and `check_resumable` looks for a checkpoint at
 # all. `warn_of_another_job` compares the names of the jobs.
 
-
 _OTHER = {
     "total": "a dataset of other size",
     "fingerprint": "other data",
@@ -150,7 +149,6 @@ def nothing_to_resume(directory: Location, refused: Sequence[str]) -> Checkpoint
 #
 # A job that continues from a checkpoint trains some steps again. By this file it does not log them
 # again.
-
 
 FILE = "logged.json"
 

@@ -106,9 +106,7 @@ def from_tree(value: Any, blobs: Mapping[str, Blob]) -> Any:
 # ------------------------------------------------------------
 # Describe the tensors of a checkpoint, and the files in which their data lie.
 
-
 UNCHANGED = re.compile(r"unchanged-(\d{12})-[0-9a-f]{8}\.safetensors")
-
 PART = re.compile(r"part-(\d{12})-[0-9a-f]{8}-\d{5}-of-\d{5}\.safetensors")
 
 

@@ -61,7 +61,6 @@ logger = logging.getLogger(__name__)
 # 4. A file goes when no checkpoint names it, and all checkpoints are newer than it
 #    (`remove_unreferenced`).
 
-
 LEAST = 1 << 20  # bytes of tensors; for fewer no file is written
 
 

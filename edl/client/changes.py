@@ -378,11 +378,8 @@ def _lost(asked: Move, now: Snapshot, after: Placement, limits: ClientLimits) ->
 #
 # Both write the request into the job's record, and wait until its processes have ended.
 
-
 LIMITS = SupervisorLimits()
-
 PREEMPT_WITHIN_S = 30.0
-
 NEWEST_EVENTS = 200  # among which the last save is looked for
 
 
@@ -602,7 +599,6 @@ def _check_any(store: JobStore, policy: JobPolicy) -> None:
 # Let a job use slots that nobody else needs for now (`borrow`), or take them back.
 #
 # `reclaim` takes them back.
-
 
 GRACE_S = 10.0  # after the deadline, for what was done to be read
 

@@ -152,7 +152,6 @@ def _locked(job: str, tried: bool) -> str:
 #
 # `SessionClient` does it.
 
-
 Store = TypeVar("Store")  # the records that a client reads and writes, in an open session
 
 

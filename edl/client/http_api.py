@@ -18,7 +18,6 @@ from edl.http.signing import AUDIENCE, BEARER, SCHEME, api_key, authorization
 ANSWER_S = 90.0  # of the API for one request; a wait takes up to 60 s
 IDLE_S = 20.0  # of a connection, after which it is replaced; the API closes it after 30 s
 JSON = "application/json"
-
 _CHALLENGE = re.compile(rf"{SCHEME} ([0-9a-f-]+)")
 _TARGET = re.compile(r"[!-~]+")
 _NEXT = re.compile(r'nextnonce="([0-9a-f-]+)"')

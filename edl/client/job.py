@@ -26,9 +26,7 @@ from edl.zookeeper.session import Session
 from edl.zookeeper.store import JobStore
 
 TIMEOUT_S = 600.0
-
 ANSWER_S = 60.0  # for the leader to answer
-
 RECLAIM_S = 30.0  # for borrowed slots to be given back
 
 
@@ -536,7 +534,6 @@ class Job(SessionClient[JobStore]):
 #
 # `ObservedJob` and `ObservedJobs` read only nodes that have changed, and say how many nodes the
 # next look will read, so that their user can wait longer before it.
-
 
 FIXED_READS = 3  # of a snapshot: what is read each time, changed or not
 

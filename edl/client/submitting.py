@@ -256,9 +256,7 @@ def _events_of(store: JobStore) -> str:
 # With `--or-join` all hosts run the same command: the first creates the job, the others join it.
 # `has_finished` waits, `same_job` finds the job.
 
-
 POLL_S = 0.5  # for the end of a job that stops
-
 LIMITS = SupervisorLimits()
 
 

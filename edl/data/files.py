@@ -30,9 +30,7 @@ from edl.errors import ConfigError, DataError, UsageError
 
 logger = logging.getLogger(__name__)
 
-
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-
 OPEN_FILES = 128  # kept open by one source in one process
 
 SIGNATURES = {  # (offset, bytes) by which a compressed file is known
@@ -220,15 +218,10 @@ class PerProcess(Generic[Opened]):
 # a process cannot get the lock in time, or the file system has no locks, the process makes the
 # index as well, with the same result.
 
-
 VERSION = 1  # of everything below; another one is made again
-
 MAGIC = b"edl-index"
-
 LOCK_WAIT_S = 120.0
-
 OnError = Literal["error", "skip"]
-
 Integers = npt.NDArray[np.int64]
 
 

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 CACHE_BYTES = 256 * 2**20  # decoded row groups that one process keeps
 GROUPS, ROWS, OFFSETS = "groups", "rows", "offsets"  # of the row groups that can be read
 SCHEMA = "schema"
-
 Values = Sequence[Any] | np.ndarray[Any, Any]  # of one column in one row group, by row
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 

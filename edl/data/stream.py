@@ -27,9 +27,7 @@ import numpy as np
 from edl.errors import UsageError
 
 Open = Callable[..., Iterable[Any]]
-
 CHUNK = 1000  # samples that are read at once
-
 _here = threading.local()
 
 
@@ -277,11 +275,8 @@ def _offset_of(open: Open) -> _Offset:
 # StatefulDataLoader needs them. A script gives such a data set to edl's data loader, which makes a
 # `StatefulStream` of it.
 
-
 MARK_EVERY = 1000  # samples between two states that are kept
-
 MOST_MARKS = 16
-
 HEAD = 4  # samples that tell whether a set goes on where it was
 
 

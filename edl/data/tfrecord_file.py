@@ -28,7 +28,6 @@ HEADER = struct.Struct("<QI")
 LENGTH_BYTES = 8
 FOOTER_BYTES = 4
 AROUND = HEADER.size + FOOTER_BYTES
-
 _sum = google_crc32c.value
 
 

@@ -42,13 +42,9 @@ logger = logging.getLogger(__name__)
 # answered with a status 4xx, and the connection is closed. No request can raise an error in the
 # event loop.
 
-
 TARGET_BYTES = 8 << 10
-
 HEADER_BYTES = 32 << 10
-
 BODY_BYTES = 16 << 20
-
 REQUEST_S = 30.0  # for a request to arrive completely
 
 _PHRASES = {
@@ -237,7 +233,6 @@ def _origin_form(target: str) -> str:
 # endless, and it may name a length that takes all memory at once. What answers at the port of a
 # dead worker may be a process of another user.
 
-
 WHOLE = 2  # time-outs that an exchange may take: one to connect, one for the first piece of data
 
 
@@ -318,9 +313,7 @@ class _LimitedReader(io.BufferedReader):
 
 
 BACKLOG = 1024  # Horovod's own server has 5, and its clients retry after 1 s and 3 s
-
 CLOSE_S = 5.0  # for the thread to begin, and to end
-
 BEGUN_S = 0.1  # for one that may not have been started
 
 
@@ -333,7 +326,6 @@ class Route:
 
 
 Handler = Callable[[HttpRequest], tuple[int, bytes] | Awaitable[Response]]
-
 """Answers a request with status and body, or with an awaitable of an answer with a content type of
 its own. Runs on the loop, so it must not block."""
 

@@ -35,11 +35,8 @@ from edl.secret_file import derived
 
 logger = logging.getLogger(__name__)
 
-
 SCHEME = "EDL"
-
 _NONCE = re.compile(r"([0-9a-f]{1,16}-[0-9a-f]{32})-([0-9a-f]{64})")
-
 _AUTHORIZATION = re.compile(rf"{SCHEME} ([0-9a-f-]+):([0-9a-f]{{64}})")
 
 
@@ -125,11 +122,8 @@ def _mac(key: str, nonce: str, worker: int, method: str, target: str, body: byte
 # ------------------------------------------------------------
 # Make what a caller of the HTTP API of a cluster proves itself with: a key to sign, or a token.
 
-
 AUDIENCE = 0  # what stands in a signature for the worker that a request is for
-
 BEARER = "Bearer"
-
 _TOKEN = re.compile(r"edl-([0-9a-f]{1,12})-([0-9a-f]{64})")
 
 
@@ -158,7 +152,6 @@ def _proof(secret: str, cluster: str, expires: str) -> str:
 
 # ------------------------------------------------------------
 # Read the JSON in the body of a request, which may have any bytes: `decoded_json`.
-
 
 T = TypeVar("T")
 

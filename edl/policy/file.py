@@ -59,7 +59,6 @@ from edl.step.batching import NAMES, Batching, batching
 # A custom size rule is a function of the user that chooses a job's number of workers. `CustomRule`
 # describes it, and `suggestion` checks its answers; nothing here calls it.
 
-
 _NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 
@@ -103,7 +102,6 @@ def suggestion(answer: Any, rule: CustomRule) -> Suggestion:
 
 # ------------------------------------------------------------
 # Read the table [learning_rate] of a policy: a schedule by samples, and a scaling by batch.
-
 
 TABLE = "learning_rate"
 
@@ -200,7 +198,6 @@ def _made(kind: type[Any], values: Mapping[str, Any], key: str, lines: Lines) ->
 # the result is the measurement. `step_time_samples` prepares measurements for fitting a step-time
 # model.
 
-
 ENOUGH_STEPS = 10  # for a measurement to count more than the model
 
 
@@ -254,9 +251,7 @@ RULES: Mapping[str, type[Any]] = {
 }
 
 TABLES = ("size", "batch", "learning_rate", "stragglers")
-
 COMMON = ("rule", "hold", "data_wait")  # keys that each rule may have
-
 HOLD_S = 1800.0
 
 

@@ -44,13 +44,9 @@ from edl.text import verb, workers
 # batch from the part that does not. It is not tried where the allowed range ends so near that both
 # would count as one measured batch.
 
-
 CANDIDATES = 50  # in equal ratios, as in adaptdl
-
 LEAST_GAIN = 0.05  # of goodput: for less nothing is changed
-
 BEYOND = 2  # times the largest batch of a worker that was measured
-
 ENOUGH_STEPS = 10  # with a batch, to know what it trains
 
 
@@ -139,7 +135,6 @@ def _candidates(now: Observation, batching: Batching, size: int) -> list[int]:
 # U is a curve that falls with the time, in the currency of the cost. Instead of a utility, a job
 # can have a deadline and a highest cost: then the rule chooses as few workers as meet the deadline,
 # within the highest cost.
-
 
 HOUR_S = 3600.0
 

@@ -170,7 +170,6 @@ def _have(count: int) -> str:
 # gives to `on_interval` returns how many workers more or fewer there should be. The job changes its
 # size by the sum, the mean or the largest of these numbers.
 
-
 SUM, MEAN, MAX = "sum", "mean", "max"
 
 

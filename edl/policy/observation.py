@@ -20,15 +20,10 @@ from edl.step.noise import UNKNOWN, NoiseScale
 from edl.text import seconds
 
 KEPT_STEPS = 200  # that a throughput is the mean of: a job may become slower, or faster
-
 AGED_S = 600.0  # a measurement that is so much older than the next one of its size is dropped
-
 CHANGE_S = 1.0  # what a change costs until one was measured
-
 ALIKE = 1.25  # batches that differ by less are the same
-
 State = Mapping[str, Any]
-
 """The state that a rule keeps between decisions, as JSON: another leader may make the next one."""
 
 

@@ -50,23 +50,14 @@ from edl.policy.step_time_formula import (
 )
 
 MOST_OVERLAP = 10.0  # the largest gamma that is fitted, as in the artifact
-
 FIRST_OVERLAP = 1.5  # the gamma that a fit starts from
-
 OVERLAP_PENALTY = 1e-3  # of (gamma - 1)^2
-
 GROWTH_PENALTY = 1e-2  # of (beta_r / alpha_r)^2 and of (beta_n / alpha_n)^2
-
 LEAST_REDUCE = 0.01  # the least part of a step that a fit starts with for the reduction
-
 GUESSED_REDUCE = 0.1  # the same for each of its parameters, where no compute time was measured
-
 REWEIGHTINGS = 5  # the most rounds of reweighted least squares for the RMSLE
-
 CLOSE = 1e-3  # a reweighting that changes each logarithm of a parameter by less is the last one
-
 BOUND = 20.0  # of a parameter's logarithm
-
 LEAST_ERROR = 1e-4  # the least RMSLE that is divided by: that of an exact fit is 0
 
 
@@ -295,11 +286,8 @@ def fit_penalties(values: Vector, free: npt.NDArray[np.bool_]) -> Vector:
 # rules of the search are those of `fit` with its default options, and so are the results, up to
 # rounding.
 
-
 Number = TypeVar("Number", np.float64, np.bool_)
-
 WIDTH = 4  # jobs with up to 4 times as many measurements as others are searched beside these
-
 PARAMETERS = GAMMA + 1
 
 

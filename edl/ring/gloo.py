@@ -52,7 +52,6 @@ from edl.ring.ring import CollectiveFailed, Collectives, Ring
 # A socket is identified by its inode, which is not used again while the socket is open. So a file
 # descriptor that was closed and given to another file meanwhile is never touched.
 
-
 _TIMEVAL = struct.Struct("@ll")
 
 
@@ -197,13 +196,9 @@ def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
 
 
 GO = "edl/go"  # key in a generation's rendezvous scope: its old members are switching now
-
 GO_SLICE_S = 2.0  # how long a newcomer waits for it before it looks for a newer generation
-
 LIBRARIES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")  # MPI, oneCCL or Gloo
-
 FILES = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")  # rank 0 of each ring writes its own
-
 NO_FILE_YET = "DYNAMIC"  # a timeline that waits for hvd.start_timeline()
 
 

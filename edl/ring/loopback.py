@@ -37,7 +37,6 @@ from edl.records import Generation
 from edl.ring.ring import CollectiveFailed, Ring
 
 Array = npt.NDArray[Any]
-
 GLOO_TIMEOUT_S = 30.0  # as Gloo's own (HOROVOD_GLOO_TIMEOUT_SECONDS)
 GO_SLICE_S = 2.0  # as edl.ring.gloo
 INIT = "init"  # the name of the rendezvous and the connections, for `disturb`

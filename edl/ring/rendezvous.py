@@ -63,13 +63,9 @@ logger = logging.getLogger(__name__)
 # entries: for addresses 4 + 136 bytes a member. This module only computes; `rendezvous` calls
 # `question` for each key that is asked for, waits for the values, and calls `answer`.
 
-
 MOST_MEMBERS = 1024
-
 ADDRESS_BYTES = 136  # of Gloo's Address: a sockaddr_storage and a sequence number
-
 MESH_BYTES = MOST_MEMBERS * (MOST_MEMBERS - 1) * ADDRESS_BYTES  # of all values of a mesh, 142 MB
-
 _QUESTION = re.compile(r"(.+)/(?:edl-hosts/([0-9]{1,9})|edl-addresses/([0-9]{1,9})/([0-9]{1,9}))")
 
 
@@ -125,20 +121,14 @@ def _keys(start: str, size: int) -> tuple[str, ...]:
 
 
 OK, NOT_FOUND, NO_MESH, GONE, TOO_LARGE, UNAVAILABLE = 200, 404, 409, 410, 413, 503
-
 HOLD_S = 20.0  # then 404, which makes the client ask again; below Gloo's own time-out of 30 s
 # A member's values of one mesh are deleted when all have connected; those of the next may come
 # before. All but the global mesh are smaller, and the names of hosts are small beside them.
 SCOPE_BYTES = 2 * MESH_BYTES
-
 BULK = "HOROVOD_EDL_BULK_RENDEZVOUS"  # names the store that answers in bulk, to our patched client
-
 EARLY = 1024  # requests held for a generation that this daemon does not know yet
-
 Answered = TypeVar("Answered")
-
 _PATH = re.compile(r"/([^/:]+):\d+/(.+)")
-
 _SCOPE = re.compile(r"g([0-9]{1,15})-[0-9a-f]+")
 
 

@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 # carries the messages of all workers, and a short message is not padded to the longest one. The
 # sender calls `pack_frame`, and each receiver calls `unpack` on the gathered vector.
 
-
 WORD_BYTES = 8  # the size of an integer in a Table
 
 

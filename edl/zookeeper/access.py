@@ -30,7 +30,6 @@ SHARED = [
     # No WRITE and no ADMIN: nobody can shut all others out by changing this ACL.
     make_acl("world", "anyone", read=True, create=True, delete=True)
 ]
-
 """Of the node above all jobs: anybody may list the jobs and add one. A job in it can only be
 removed when it is empty, which only those who know its secret can bring about."""
 
@@ -78,13 +77,9 @@ class Access:
 #
 # A worker gets the secret as EDL_SECRET in its environment; it is never on a command line.
 
-
 JOBS, CLUSTERS = "jobs", "clusters"  # folders in the state directory
-
 RANDOM_BYTES = 32
-
 TRIED = 8  # earlier secrets of a name that are tried
-
 KEPT = 64  # secrets of a name that are kept
 
 

@@ -41,9 +41,7 @@ from edl.zookeeper.session import Refused, Session, ZooKeeperClock
 
 logger = logging.getLogger(__name__)
 
-
 ATTEMPTS = 10  # each is lost only to another candidate that came or went at the same time
-
 _FENCED: tuple[type[Exception], ...] = (NoNodeError, BadVersionError)
 
 

@@ -38,8 +38,6 @@ def leave_out(number: int, why: str) -> None:
 
 
 _AT_ONCE = 500  # nodes read or removed in one go
-
-
 E = TypeVar("E", bound=Record)
 
 

@@ -32,9 +32,7 @@ from edl.errors import CoordinationError, UsageError
 # ------------------------------------------------------------
 # Find Java and ZooKeeper on this machine; `server_command` gives the command to run.
 
-
 DEBIAN_JAR = Path("/usr/share/java/zookeeper.jar")
-
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
 _JVM = (
@@ -78,22 +76,15 @@ def _class_path(environ: Mapping[str, str]) -> str:
 
 
 START_S = 30.0
-
 STOP_S = 10.0
-
 LOCK_S = START_S + STOP_S + 5.0
-
 ASK_S = 2.0
-
 POLL_S = 0.05
-
 FULL_BYTES = 1_000_000  # a disk with less is full: the server cannot write its log of changes
-
 PORT_TRIES = 3  # between choosing a free port and listening on it somebody may take it
 # Below the ports that Linux gives to outgoing connections: while the server is stopped, one of them
 # could take its port, and jobs would not find it again.
 PORTS = range(20_000, 32_000)
-
 EVERY_ADDRESS = "0.0.0.0"
 
 # A session ends up to a tick later than asked for; sessions are granted from 2 ticks on.

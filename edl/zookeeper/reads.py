@@ -35,14 +35,12 @@ from edl.errors import CoordinationError
 from edl.zookeeper.kazoo_client import PollHandler, SignalSafeSocket
 
 OnChange = Callable[[], None] | None
-
 """Called once when what was read changes, or when the connection is lost; must not block.
 
 It runs on the thread that reads from the connection.
 """
 
 Issue = Callable[[KazooClient], Any]
-
 """Starts a request on a client and returns kazoo's asynchronous result."""
 
 
@@ -111,13 +109,9 @@ def delete_node(path: str) -> Issue:
 # Equal objects have equal bytes. A large object is compressed by zlib, for ZooKeeper takes at most
 # 1 MB: what a cluster says of 10,000 jobs takes that, and a tenth of it compressed.
 
-
 COMPRESSED_FROM = 65_536  # bytes of JSON; most nodes stay readable by any tool
-
 MOST_BYTES = 1 << 26  # of JSON that a compressed node may have
-
 _LEVEL = 1  # the fastest one
-
 _ZLIB = b"\x78"  # the first byte that zlib writes, with which no JSON begins
 
 
@@ -156,21 +150,14 @@ def _decompressed(data: bytes, most_bytes: int) -> bytes:
 # ZooKeeper set their watches again on a new connection. It names a transaction: of a node that has
 # changed since, the server tells at once. So nothing is missed between the two.
 
-
 UNREADABLE = (struct.error, ValueError, KeyError, UnimplementedError, MarshallingError)
-
 """The errors of a request of which the server knows nothing."""
 
 FEWEST = 16  # reads for which it is worth it
-
 _MULTI_READ, _SET_WATCHES = 22, 101  # ZooDefs.OpCode
-
 _ERROR = -1
-
 _CODES = {GET: GetData.type, CHILDREN: GetChildren.type}
-
 Watcher = Callable[[object], None]
-
 """A function that kazoo calls, with its event, when a watch fires."""
 
 
@@ -312,7 +299,6 @@ def _answer(code: int, data: bytes, offset: int) -> tuple[Any, int]:
 # and kazoo reads both from one connection. The watches of this module run there, in that order
 # (`InOrder`): a caller that has an answer, for instance to its own write, gets no older answer from
 # here.
-
 
 UNKNOWN = object()  # no answer is kept
 

@@ -60,9 +60,7 @@ from edl.zookeeper.reads import (
 
 logger = logging.getLogger(__name__)
 
-
 CHANCE = random.Random()
-
 """For threads of ours: Python's shared generator is the script's, which may have seeded it.
 
 kazoo draws its pauses from that, in its own thread: two scripts with `keras.utils.set_random_seed`
@@ -81,11 +79,8 @@ AWAY = (
 )
 
 BATCH = 250  # requests that are sent together: a time limit must be enough for all of them
-
 _EXPIRING_S = 1.0  # until a client learns that its session is over
-
 ANSWERS = (NoNodeError, NodeExistsError, BadVersionError, NotEmptyError)
-
 """The errors of calls that ZooKeeper understood and refused; callers in this package catch them."""
 
 
