@@ -151,11 +151,11 @@ def load(
     file_values = _read_file(environ)
     found: dict[type, dict[str, Any]] = {kind: {} for kind in KINDS}
     for name, (kind, hint) in SETTINGS.items():
-        given, old = arguments.get(name), OLD_NAMES.get(name, name)
+        value, old = arguments.get(name), OLD_NAMES.get(name, name)
         of_environment = environ.get(variable_of(name)) or environ.get(variable_of(old))
-        if given is not None:
-            is_text = isinstance(given, str) and hint is not str
-            found[kind][name] = (_parse if is_text else _typed)(name, given, hint)
+        if value is not None:
+            is_text = isinstance(value, str) and hint is not str
+            found[kind][name] = (_parse if is_text else _typed)(name, value, hint)
         elif of_environment:
             found[kind][name] = _parse(variable_of(name), of_environment, hint)
         elif name in file_values or old in file_values:
@@ -163,14 +163,11 @@ def load(
             found[kind][name] = _parse(f"edl.toml: {name}", text, hint)
         elif defaults.get(name) is not None:
             found[kind][name] = defaults[name]
-    _take_secret(found[Config], arguments, _of_environment(environ), file_values, defaults)
+    given = {name: environ.get(variable_of(name)) for name in ("secret", "secret_file")}
+    in_environment = {name: value for name, value in given.items() if value}
+    _take_secret(found[Config], arguments, in_environment, file_values, defaults)
     job_settings = JobSettings(**found[JobSettings])
     return Config(**found[Config], sizes=Sizes(**found[Sizes]), job_settings=job_settings)
-
-
-def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    given = {name: environ.get(variable_of(name)) for name in ("secret", "secret_file")}
-    return {name: value for name, value in given.items() if value}
 
 
 def _take_secret(found: dict[str, Any], *places: Mapping[str, Any]) -> None:

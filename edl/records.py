@@ -1,9 +1,7 @@
 """Define the records of a job in ZooKeeper: plain values, which are written as JSON.
 
-There is one class for each kind of node: :class:`Job`, :class:`Desired`, :class:`Assigned`,
-:class:`Host`, :class:`SlotRecord`, :class:`Member`, :class:`Generation`, :class:`Request`,
-:class:`Leader` and :class:`JobPolicy`. ``coordination`` stores them, :mod:`edl.job.membership`
-makes the leader's decisions from them, the workers and agents act on them, and the CLI shows them.
+:mod:`edl.zookeeper.store` stores them, :mod:`edl.job.membership` makes the leader's decisions from
+them, the workers and agents act on them, and the CLI shows them.
 """
 
 from __future__ import annotations

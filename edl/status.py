@@ -138,26 +138,21 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
         borrowed=dict(snapshot.desired.borrowed),
         reclaims=snapshot.desired.reclaims,
         assigned=dict(snapshot.assigned.hosts),
-        devices={} if job.state.over else _devices(snapshot),
+        devices={}
+        if job.state.over
+        else {h: tuple(own) for h, own in sorted(snapshot.assigned.devices.items()) if own},
         hosts={host.name: host.slots for host in snapshot.hosts},
         evicted={
             f"w{worker}": reason
             for worker, reason in snapshot.evicted.items()
             if not reason.startswith(GONE)  # it has ended, whoever ended it
         },
-        disabled_slots=_disabled_slots(snapshot),
+        disabled_slots={
+            **{f"{h.name}:{n}": why for h in snapshot.hosts for n, why in h.disabled.items()},
+            **{f"{s.host}:{s.slot}": s.disabled for s in snapshot.slots if s.disabled},
+        },
         zookeeper=zookeeper,
     )
-
-
-def _devices(snapshot: Snapshot) -> dict[str, tuple[int, ...]]:
-    devices = snapshot.assigned.devices
-    return {host: tuple(own) for host, own in sorted(devices.items()) if own}
-
-
-def _disabled_slots(snapshot: Snapshot) -> dict[str, str]:
-    agents = {f"{h.name}:{slot}": why for h in snapshot.hosts for slot, why in h.disabled.items()}
-    return agents | {f"{s.host}:{s.slot}": s.disabled for s in snapshot.slots if s.disabled}
 
 
 def _reason(snapshot: Snapshot) -> str:
@@ -174,8 +169,6 @@ def _reason(snapshot: Snapshot) -> str:
 
 # ------------------------------------------------------------
 # Estimate what part of a job is trained and how long the rest takes, and draw a progress bar.
-#
-# `estimated_remaining_s` and `trained_fraction` take a job's progress, and `bar` returns text.
 
 FILLED, EMPTY = "━", "─"  # two characters, so that a bar can be read without colours
 
@@ -207,10 +200,8 @@ def bar(fraction: float, width: int) -> tuple[str, str]:
 
 
 # ------------------------------------------------------------
-# Summarize a job in one record, of which `edl list` and `edl top` show a row.
-#
-# `job_summary` makes a `JobSummary`; `summary_lines` lays out several of them as text. `make docs`
-# generates the table of docs/reference/status-and-events.md from this module.
+# Summarize a job in one record, of which `edl list` and `edl top` show a row. `make docs` generates
+# the table of docs/reference/status-and-events.md from this module.
 
 WIDE = 110  # columns from which on the reason stands in a column of its own
 _GAP = "  "  # between two columns
@@ -355,8 +346,6 @@ def _fitting(widths: Sequence[int], width: int) -> int:
 
 # ------------------------------------------------------------
 # Write the status line of a job for the foot of a terminal of any width.
-#
-# `job_line` returns it in parts, each with the style that rich draws it in.
 
 Part = tuple[str, str]
 """A text, and the name of its style for rich; empty for none."""
@@ -420,10 +409,8 @@ def _length(parts: list[Part]) -> int:
 
 
 # ------------------------------------------------------------
-# Lay out one job, or all jobs, as lines for a screen of any size, as `edl top` shows them.
-#
-# `job_screen` returns the lines of one job, and `jobs_screen` those of all jobs; a job of a
-# thousand workers is shown by host, not by worker. `pause_s` limits how often jobs are read.
+# Lay out one job, or all jobs, as lines for a screen of any size, as `edl top` shows them. A job of
+# a thousand workers is shown by host, not by worker.
 
 LEAST_PAUSE_S = 1.0
 READS_PER_S = 200.0  # from ZooKeeper, at most
@@ -514,15 +501,12 @@ def _head(status: JobStatus, age_s: float, width: int) -> list[TextLine]:
     if status.slowest is not None:
         slow = f"{status.slowest} is slow: {status.slowest_s:.3g} s a step, others"
         lines.append(TextLine(f"{slow} {status.others_s:.3g} s", "yellow"))
-    style = _reason_style(status, wanted)
+    trains = status.world_size == wanted and status.samples_per_s > 0
+    style = "" if trains else "yellow"
+    if status.state.over:
+        style = "red" if status.exit_code else ""
     lines += [TextLine(text, style) for text in textwrap.wrap(status.reason, width)[:3]]
     return lines
-
-
-def _reason_style(status: JobStatus, wanted: int) -> str:
-    if status.state.over:
-        return "red" if status.exit_code else ""
-    return "" if status.world_size == wanted and status.samples_per_s > 0 else "yellow"
 
 
 def _worker_lines(status: JobStatus, room: int) -> list[TextLine]:

@@ -236,7 +236,13 @@ def read_checkpoint(path: Location) -> Checkpoint:
     if header.payload_sha256 and hashlib.sha256(payload).hexdigest() != header.payload_sha256:
         raise CheckpointError(f"{path} is damaged: its data do not fit their checksum")
     data = {name: memoryview(payload)[slice(*place)] for name, place in header.places.items()}
-    data |= _elsewhere(path, header.tensors)
+    for other in named_files(path, header.tensors):
+        check_is_there(path, other)
+        wanted = [tensor for tensor, one in header.tensors.items() if one.file == other.name]
+        try:
+            data |= read_some(other, wanted)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path} cannot be used: {error}") from error
     try:
         blobs = {
             name: Blob(one.kind, one.dtype, one.shape, data[name], one.device)
@@ -250,19 +256,6 @@ def read_checkpoint(path: Location) -> Checkpoint:
             where = path if not one.file else path.parent / one.file
             raise CheckpointError(f"{where} is damaged: {name} does not fit its checksum")
     return Checkpoint(path, header.manifest, state, header.tensors)
-
-
-def _elsewhere(path: Location, records: Mapping[str, TensorRecord]) -> dict[str, memoryview]:
-    """Return by name the data of those tensors of a checkpoint that lie in other files."""
-    found: dict[str, memoryview] = {}
-    for other in named_files(path, records):
-        check_is_there(path, other)
-        wanted = [tensor for tensor, one in records.items() if one.file == other.name]
-        try:
-            found |= read_some(other, wanted)
-        except CheckpointError as error:
-            raise CheckpointError(f"{path} cannot be used: {error}") from error
-    return found
 
 
 # --- writing
@@ -340,27 +333,23 @@ def _read_header(path: Location, file: BinaryIO) -> _CheckpointHeader:
     if hashlib.sha256(blank).hexdigest().encode() != match[2]:
         raise CheckpointError(f"{path} is damaged: its header does not fit its checksum")
     try:
-        header = _parsed(text)
+        tensors = json.loads(text[LENGTH.size :])
+        metadata = tensors.pop(METADATA)
+        about = json.loads(metadata["manifest"])
+        header = _CheckpointHeader(
+            length=len(text),
+            state=about.pop("state"),
+            tensors={n: TensorRecord.from_json(one) for n, one in about.pop("tensors").items()},
+            manifest=Manifest(**{name: about[name] for name in about.keys() & _MANIFEST}),
+            places=places_of(tensors),
+            payload_sha256=metadata.get("payload_sha256", ""),
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged: {error!r} in its header") from error
     if size != (expected := header.length + header.payload_bytes):
         how = "torn" if size < expected else "damaged"
         raise CheckpointError(f"{path} is {how}: it has {size} bytes, and should have {expected}")
     return header
-
-
-def _parsed(text: bytes) -> _CheckpointHeader:
-    tensors = json.loads(text[LENGTH.size :])
-    metadata = tensors.pop(METADATA)
-    about = json.loads(metadata["manifest"])
-    return _CheckpointHeader(
-        length=len(text),
-        state=about.pop("state"),
-        tensors={name: TensorRecord.from_json(one) for name, one in about.pop("tensors").items()},
-        manifest=Manifest(**{name: about[name] for name in about.keys() & _MANIFEST}),
-        places=places_of(tensors),
-        payload_sha256=metadata.get("payload_sha256", ""),
-    )
 
 
 # ------------------------------------------------------------
@@ -614,15 +603,11 @@ def remove_parts(directory: Location, step: int) -> None:
         if match is None or (at := int(match[1])) > step:
             continue
         if at not in named:
-            named[at] = _named_by(path_of(directory, at))
+            path = path_of(directory, at)
+            try:
+                named[at] = {record.file for record in read_records(path).values()}
+            except CheckpointError:  # None: it may name any
+                named[at] = set() if path.name not in names_in(directory) else None
         names = named[at]
         if names is not None and name not in names:
             (directory / name).unlink(missing_ok=True)
-
-
-def _named_by(path: Location) -> set[str] | None:
-    """Return the files that a checkpoint names; none without it, None: it cannot be read."""
-    try:
-        return {record.file for record in read_records(path).values()}
-    except CheckpointError:
-        return set() if path.name not in names_in(path.parent) else None

@@ -21,7 +21,8 @@ import math
 import os
 import struct
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -101,15 +102,22 @@ def places_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, 
     return {name: tuple(entry["data_offsets"]) for name, entry in entries.items()}
 
 
-def read_plain(path: Location) -> dict[str, Blob]:
+@contextmanager
+def _opened(path: Location) -> Iterator[IO[bytes]]:
     try:
         with path.open("rb") as file:
-            content = bytearray(file.seek(0, os.SEEK_END))  # that PyTorch may write to
-            file.seek(0)
-            file.readinto(content)  # type: ignore[attr-defined]
+            yield file
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    try:
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from error
+
+
+def read_plain(path: Location) -> dict[str, Blob]:
+    with _opened(path) as file:
+        content = bytearray(file.seek(0, os.SEEK_END))  # that PyTorch may write to
+        file.seek(0)
+        file.readinto(content)  # type: ignore[attr-defined]
         (length,) = LENGTH.unpack_from(content)
         begin = LENGTH.size + length
         if begin > len(content):
@@ -117,32 +125,24 @@ def read_plain(path: Location) -> dict[str, Blob]:
         entries = json.loads(content[LENGTH.size : begin])
         entries.pop(METADATA, None)
         data = memoryview(content)[begin:]
-        blobs = {
+        return {
             name: _blob(entries[name], data[slice(*place)])
             for name, place in places_of(entries).items()
         }
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from error
-    return blobs
 
 
 def read_some(path: Location, names: Collection[str]) -> dict[str, memoryview]:
     found: dict[str, memoryview] = {}
-    try:
-        with path.open("rb") as file:
-            header = _header(file)
-            if lacking := sorted(set(names) - header.places.keys()):
-                raise CheckpointError(f"{path} lacks the tensor {some(lacking)}")
-            for name in names:
-                begin, end = header.places[name]
-                found[name] = memoryview(bytearray(end - begin))
-                file.seek(header.length + begin)
-                if file.readinto(found[name]) != end - begin:  # type: ignore[attr-defined]
-                    raise ValueError("it is cut off")
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from error
+    with _opened(path) as file:
+        header = _header(file)
+        if lacking := sorted(set(names) - header.places.keys()):
+            raise CheckpointError(f"{path} lacks the tensor {some(lacking)}")
+        for name in names:
+            begin, end = header.places[name]
+            found[name] = memoryview(bytearray(end - begin))
+            file.seek(header.length + begin)
+            if file.readinto(found[name]) != end - begin:  # type: ignore[attr-defined]
+                raise ValueError("it is cut off")
     return found
 
 
@@ -160,13 +160,8 @@ class Header:
 
 
 def header_of(path: Location) -> Header:
-    try:
-        with path.open("rb") as file:
-            return _header(file)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from error
+    with _opened(path) as file:
+        return _header(file)
 
 
 def _header(file: IO[bytes]) -> Header:

@@ -401,19 +401,19 @@ class Checkpoints:
 
     def _age_of_newest(self) -> float:
         """Return the seconds since the last save, from which a new rank 0 counts on."""
+
+        def look() -> float:
+            try:
+                newest = next(iter(files.checkpoint_files(self._config.directory)), None)
+                return time.time() - modified_s(newest) if newest is not None else math.inf
+            except (CheckpointError, OSError):
+                return 0.0
+
         # Else a job whose workers all live for less than `every_s` would never save. Clocks that
         # differ shift this one save only.
         if self.writer.last_step >= 0:  # this worker has read it, or written it
             return 0.0
-        age_s = looked(self._look_at_age, LOOK_S, otherwise=0.0)
-        return min(max(0.0, age_s), self._config.every_s)
-
-    def _look_at_age(self) -> float:
-        try:
-            newest = next(iter(files.checkpoint_files(self._config.directory)), None)
-            return time.time() - modified_s(newest) if newest is not None else math.inf
-        except (CheckpointError, OSError):
-            return 0.0
+        return min(max(0.0, looked(look, LOOK_S, otherwise=0.0)), self._config.every_s)
 
     def save_last_part(
         self, at: CheckpointPosition, replica: Durable, share: StateShare, timeout_s: float

@@ -380,10 +380,6 @@ class CheckpointWriter:
         logger.info("%s", reason)
         details = CheckpointDetails(str(path), size, copy.capture_s, write_s)
         self._records.log(details, step, reason)
-        self._remove_old(step)
-
-    def _remove_old(self, step: int) -> None:
-        directory = self.config.directory
         try:
             files.prune(directory, step, self.config.keep)
             remove_parts(directory, step)

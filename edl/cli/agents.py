@@ -172,6 +172,7 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _option(one: Field[Any], hint: Any) -> Any:
+    """Return the command line option for one setting, as a type annotation for typer."""
     about: Mapping[str, Any] = one.metadata
     kind: type = next((one for one in (bool, int, float) if hint in (one, one | None)), str)
     help = _LINK.sub(lambda match: match[1] or "", about["help"])
@@ -180,21 +181,17 @@ def _option(one: Field[Any], hint: Any) -> Any:
         help = f"do not {help}"
     default = one.default if isinstance(one.default, str) else f"{one.default or 0:g}"
     shown = "" if kind is bool or not one.default else f" Default: {default}."
+    option = about["option"]
+    if kind is bool:
+        option = f" /{option}" if one.default else f"{option}/"
     return Annotated[
         kind | None,
         typer.Option(
-            _declaration(one, kind),
+            option,
             metavar=about["metavar"] or None,
             help=f"{help[0].upper()}{help[1:]}.{shown}",
         ),
     ]
-
-
-def _declaration(one: Field[Any], kind: type) -> str:
-    option: str = one.metadata["option"]
-    if kind is not bool:
-        return option
-    return f" /{option}" if one.default else f"{option}/"
 
 
 RESUME = "--resume"

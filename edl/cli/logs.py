@@ -125,7 +125,16 @@ def _show_of_cluster(
                 return False
             _check_started(store, job)
             logs = ClusterJobLogs(store, job, worker)
-            look = _look(store, job, logs)
+            polled_s = -math.inf
+
+            def look() -> bool:
+                nonlocal polled_s
+                ended = store.jobs.get(job).life.state is LifeState.ENDED  # before the logs
+                if time.monotonic() - polled_s >= LOOK_S or ended:
+                    logs.look()
+                    polled_s = time.monotonic()
+                return ended
+
             is_over = look()
         except (CoordinationError, AccessDenied, UsageError) as error:
             if cluster or type(error) is UnknownJob:  # of a tenant, which has no others
@@ -139,20 +148,6 @@ def _show_of_cluster(
         return False
     _finish(job, worker, logs)
     return True
-
-
-def _look(store: ClusterStore, job: str, logs: ClusterJobLogs) -> Callable[[], bool]:
-    looked_s = -math.inf
-
-    def look() -> bool:
-        nonlocal looked_s
-        is_over = store.jobs.get(job).life.state is LifeState.ENDED  # before the logs are read
-        if time.monotonic() - looked_s >= LOOK_S or is_over:
-            logs.look()
-            looked_s = time.monotonic()
-        return is_over
-
-    return look
 
 
 def _follow(look: Callable[[], bool], job: str, logs: ClusterJobLogs, lines: _Lines) -> None:

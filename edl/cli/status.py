@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -32,13 +32,10 @@ from edl.cli.common import (
 from edl.client.connection import choose_job, connected
 from edl.client.job import ObservedJob, ObservedJobs
 from edl.errors import CoordinationError, UnknownJob, UsageError
-from edl.events import Event
-from edl.job.snapshot import Snapshot
 from edl.records import Reclaim
 from edl.status import (
     MOST_EVENTS,
     JobStatus,
-    JobSummary,
     TextLine,
     job_screen,
     job_status,
@@ -220,18 +217,15 @@ class Screen:
     def text(self, to: Console, foot: bool = True) -> Text:
         lines = self.lines(to.width, to.height - 1)[: max(1, to.height - 1)]
         if foot:
-            lines.append(self._foot())
+            age_s = time.monotonic() - self.read_at_s
+            if self.away:
+                lines.append(TextLine(f"{rounded(age_s)} old: {self.away}", "bold red"))
+            else:
+                clock = f"{datetime.now().astimezone():%H:%M:%S}"
+                old = f", {rounded(age_s)} old" if age_s > STALE_S else ""
+                lines.append(TextLine(f"{clock}{old}  Ctrl-C leaves", "dim"))
         texts = [Text(cropped(line.text, to.width), style=line.style) for line in lines]
         return Text("\n", no_wrap=True).join(texts)
-
-    def _foot(self) -> TextLine:
-        age_s = time.monotonic() - self.read_at_s
-        if self.away:
-            ago = rounded(age_s)
-            return TextLine(f"{ago} old: {self.away}", "bold red")
-        clock = f"{datetime.now().astimezone():%H:%M:%S}"
-        old = f", {rounded(age_s)} old" if age_s > STALE_S else ""
-        return TextLine(f"{clock}{old}  Ctrl-C leaves", "dim")
 
 
 def top(
@@ -249,18 +243,27 @@ def top(
     with connected(zookeeper) as session:
         if job is None:
             jobs = ObservedJobs(session)
-            _show_screen(
-                lambda: _all_lines(jobs.read(), jobs.locked, jobs.unreadable),
-                lambda: jobs.due_reads,
-                lambda: False,
-                lambda: session.connected,
-            )
+
+            def read_all() -> Lines:
+                found, locked, unreadable = jobs.read(), jobs.locked, jobs.unreadable
+                return lambda width, height: jobs_screen(
+                    found, locked, time.time(), width, height, unreadable
+                )
+
+            _show_screen(read_all, lambda: jobs.due_reads, lambda: False, lambda: session.connected)
             return
         one = ObservedJob(choose_job(session, job, ended=True))
 
         def read() -> Lines:
-            now = one.read()
-            return _job_lines(now, one.events(MOST_EVENTS), session.hosts)
+            now, newest = one.read(), one.events(MOST_EVENTS)
+            status = job_status(now, session.hosts)
+            timed = [(_clock(event.time, time.time()), event) for event in newest]
+
+            def lines(width: int, height: int) -> list[TextLine]:
+                age_s = (now.job.ended or time.time()) - now.job.created
+                return job_screen(status, timed, age_s, width, height)
+
+            return lines
 
         def over() -> bool:
             return one.snapshot is not None and one.snapshot.job.state.over
@@ -289,34 +292,15 @@ def _show_screen(
         ):
             while not over():
                 time.sleep(pause_s(due_reads()))
-                _renew(screen, read, connected)
+                try:
+                    screen.lines = read()
+                except UnknownJob:
+                    raise
+                except CoordinationError as error:
+                    screen.away = trouble_words(connected(), error)
+                else:
+                    screen.away, screen.read_at_s = "", time.monotonic()
     to.print(screen.text(to, foot=False), soft_wrap=True)
-
-
-def _renew(screen: Screen, read: Callable[[], Lines], connected: Callable[[], bool]) -> None:
-    try:
-        screen.lines = read()
-    except UnknownJob:
-        raise
-    except CoordinationError as error:
-        screen.away = trouble_words(connected(), error)
-        return
-    screen.away, screen.read_at_s = "", time.monotonic()
-
-
-def _all_lines(found: Sequence[JobSummary], locked: int, unreadable: Mapping[str, str]) -> Lines:
-    return lambda width, height: jobs_screen(found, locked, time.time(), width, height, unreadable)
-
-
-def _job_lines(now: Snapshot, events: Sequence[Event], zookeeper: str) -> Lines:
-    status = job_status(now, zookeeper)
-    timed = [(_clock(event.time, time.time()), event) for event in events]
-
-    def lines(width: int, height: int) -> list[TextLine]:
-        age_s = (now.job.ended or time.time()) - now.job.created
-        return job_screen(status, timed, age_s, width, height)
-
-    return lines
 
 
 def _clock(time_s: float, now_s: float) -> str:

@@ -85,7 +85,13 @@ def choose_job(
         jobs = list_jobs(session, mine, unreadable.__setitem__)
         store = JobStore(session, _only(jobs, unreadable, len(mine) < len(names), ended))
     elif meant and store.name not in mine:
-        raise AccessDenied(store.name, _locked(store.name, bool(known)))
+        what = "is another than those known here" if known else "is not known here"
+        raise AccessDenied(
+            store.name,
+            f"the secret of job {store.name} {what}; give EDL_SECRET, or `edl join --secret-file "
+            "FILE`: on the host of `edl run` it is in "
+            f"~/.local/state/edl/jobs/{store.name}/secret",
+        )
     if store.name in mine:
         session.identify(mine[store.name])
     return store
@@ -138,19 +144,6 @@ def _only(jobs: Sequence[Job], unreadable: Mapping[str, str], others: bool, ende
         why = "no job is running; start one with `edl run`"
     raise UsageError("; ".join([why, *unreadable_jobs_notes(unreadable)]))
 
-
-def _locked(job: str, tried: bool) -> str:
-    what = "is another than those known here" if tried else "is not known here"
-    return (
-        f"the secret of job {job} {what}; give EDL_SECRET, or `edl join --secret-file FILE`: on "
-        f"the host of `edl run` it is in ~/.local/state/edl/jobs/{job}/secret"
-    )
-
-
-# ------------------------------------------------------------
-# Keep a client's ZooKeeper session open for all calls in a `with` block.
-#
-# `SessionClient` does it.
 
 Store = TypeVar("Store")  # the records that a client reads and writes, in an open session
 

@@ -1,10 +1,8 @@
 """Measure a running job's throughput with several numbers of workers (:func:`profile`).
 
-The order is downwards because a worker leaves within a step, but a new worker has to start its
-process first: so only the largest number may have to be waited for. Afterwards the job gets back
-the number of workers that it had, whatever happened meanwhile, unless another number was requested.
-Only kill -9 of the profiling process, or a ZooKeeper that stays away, leaves the job at the number
-that is being measured.
+Downwards, because a worker leaves within a step, but a new one has to start its process first.
+Afterwards the job gets its number of workers back, unless another one was requested. Only kill -9
+of this process, or a ZooKeeper that stays away, leaves the job at the number that is measured.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Self
@@ -61,7 +59,12 @@ class HeldSize:
     def __enter__(self) -> Self:
         try:
             if not self._store.profile.hold(self._mine):
-                raise UsageError(self._taken())
+                other = self._store.profile.held()
+                by = "another process" if other is None else other.by
+                raise UsageError(
+                    f"job {self._job.name} is profiled by {by}; wait until that has ended (if it "
+                    "was killed, some seconds)"
+                )
             self._set(self._store.snapshot())  # no other process profiles the job now
             self._mine = replace(self._mine, before=self.before)
             self._store.profile.hold(self._mine)
@@ -89,14 +92,6 @@ class HeldSize:
     def kept(self) -> bool:
         """Whether something else has changed the desired workers, whose change stays."""
         return self._fate is not HoldState.OURS
-
-    def _taken(self) -> str:
-        other = self._store.profile.held()
-        by = "another process" if other is None else other.by
-        return (
-            f"job {self._job.name} is profiled by {by}; wait until that has ended (if it was "
-            "killed, some seconds)"
-        )
 
     # --- while it is held
 
@@ -145,25 +140,22 @@ class HeldSize:
         deadline = time.monotonic() + self._limits.restore_s
         lost = f"job {self._job.name} does not have its size back; {self._way_back()}"
         try:
-            while not self._is_given_back(deadline, lost):
+            while True:
+                try:
+                    stands = self._set_desired(self._restored, "edl profile gives the size back")
+                    self.outcome = self._standing(stands)
+                    return
+                except UnknownJob:
+                    return
+                except CoordinationError as error:
+                    if time.monotonic() >= deadline:
+                        raise RequestError(self._job.name, f"{lost}: {error}") from error
                 time.sleep(self._limits.poll_s)
         except KeyboardInterrupt as end:
             end.add_note(lost)
             raise
         finally:
             self._release()
-
-    def _is_given_back(self, deadline: float, lost: str) -> bool:
-        try:
-            stands = self._set_desired(self._restored, "edl profile gives the size back")
-        except UnknownJob:
-            return True
-        except CoordinationError as error:
-            if time.monotonic() >= deadline:
-                raise RequestError(self._job.name, f"{lost}: {error}") from error
-            return False
-        self.outcome = self._standing(stands)
-        return True
 
     def _restored(self, desired: Placement) -> Placement:
         if desired in self._given:  # it was written, and the answer was lost
@@ -224,7 +216,14 @@ def profile(
     curve = Curve(store.name, time.time())
     try:
         with hold:
-            _log_start(store, hold.before, order, now)
+            had = sum(hold.before.values())
+            reason = (
+                f"{workers(had)} {verb(had)} wanted; profiled with {', '.join(map(str, order))}"
+            )
+            number = now.generation.number if now.generation else 0
+            details = ProfilingDetails(had, dict(hold.before))
+            with suppress(CoordinationError):
+                store.events.add(Event(time.time(), number, now.status.step, reason, details))
             for np in order:
                 hold.take(np)
                 point, last = _measure(store, hold, np, steps, timeout_s, on_message, limits)
@@ -269,16 +268,6 @@ def _measure(
                 return point, reading
         messages(f"step {now.status.step} with {workers(ring)}: {now.status.reason}")
     raise AssertionError("looks() ends with an error")
-
-
-def _log_start(store: JobStore, before: Placement, order: Sequence[int], now: Snapshot) -> None:
-    had = sum(before.values())
-    reason = f"{workers(had)} {verb(had)} wanted; profiled with {', '.join(map(str, order))}"
-    number = now.generation.number if now.generation else 0
-    with suppress(CoordinationError):
-        store.events.add(
-            Event(time.time(), number, now.status.step, reason, ProfilingDetails(had, dict(before)))
-        )
 
 
 def _log(store: JobStore, point: Point, last: ProgressSample) -> None:

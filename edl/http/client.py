@@ -11,7 +11,7 @@ import http.client
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -115,7 +115,10 @@ def ask(address: str, port: int, timeout_s: float) -> Health:
             if isinstance(error.__cause__, ConnectionResetError | http.client.RemoteDisconnected):
                 continue  # it may be dying at this moment: then the next connection is refused
             return Health(Liveness.SILENT)
-        return Health(Liveness.ALIVE, _object(body))
+        with suppress(ValueError, RecursionError):
+            if isinstance(report := json.loads(body), dict):
+                return Health(Liveness.ALIVE, report)
+        return Health(Liveness.ALIVE)
     return Health(Liveness.SILENT)
 
 
@@ -181,14 +184,6 @@ def _at_once(calls: Sequence[Callable[[], None]]) -> None:
         call()
     for thread in threads:
         thread.join()
-
-
-def _object(body: bytes) -> Mapping[str, Any]:
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def rendezvous_path(port: int, scope: str, key: str) -> str:

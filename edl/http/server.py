@@ -47,22 +47,6 @@ HEADER_BYTES = 32 << 10
 BODY_BYTES = 16 << 20
 REQUEST_S = 30.0  # for a request to arrive completely
 
-_PHRASES = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    409: "Conflict",
-    410: "Gone",
-    413: "Content Too Large",
-    414: "URI Too Long",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
-
 
 @dataclass(frozen=True)
 class HttpRequest:
@@ -118,7 +102,7 @@ class Connection(asyncio.Protocol):
         self._body = bytearray()
         self._complete = False
         self._task: asyncio.Task[None] | None = None
-        self._timer = loop.call_later(REQUEST_S, self._too_slow)
+        self._timer = loop.call_later(REQUEST_S, self._refuse, 408)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -203,15 +187,12 @@ class Connection(asyncio.Protocol):
             self._complete = True
             self._send(Response(status, content_type="text/plain"))
 
-    def _too_slow(self) -> None:
-        self._refuse(408)
-
     def _send(self, answer: Response, head: bool = False) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         nonce = f"WWW-Authenticate: {SCHEME} {answer.nonce}\r\n" if answer.nonce else ""
         lines = (
-            f"HTTP/1.1 {answer.status} {_PHRASES.get(answer.status, 'Unknown')}\r\n"
+            f"HTTP/1.1 {answer.status} {http.client.responses.get(answer.status, 'Unknown')}\r\n"
             f"Content-Length: {len(answer.body)}\r\nContent-Type: {answer.content_type}\r\n"
             f"{nonce}Connection: close\r\n\r\n"
         )
@@ -342,7 +323,6 @@ class DaemonServer:
     ) -> None:
         self.address = address
         self._wanted_port = port
-        self._health = health
         self._authenticator = guard
         self._routes: dict[str, Route] = {}
         self._socket: socket.socket | None = None
@@ -351,7 +331,8 @@ class DaemonServer:
         self._serves = threading.Event()
         self._connections: set[Connection] = set()
         if health is not None:
-            self.add_route("/health", self._answer_health, "application/json")
+            answer = lambda _: (200, json.dumps(health()).encode() + b"\n")  # noqa: E731
+            self.add_route("/health", answer, "application/json")
 
     def start(self) -> None:
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
@@ -473,25 +454,17 @@ class DaemonServer:
 
     async def answer(self, request: HttpRequest) -> Response:
         route = self._route(request.path)
-        if route is not None:
-            return self._refusal(route, request) or await self._answer_route(route, request)
-        return await self.answer_other(request)
-
-    def _refusal(self, route: Route, request: HttpRequest) -> Response | None:
+        if route is None:
+            return await self.answer_other(request)
         if not route.changes:
-            return None if request.method in ("GET", "HEAD") else Response(405)
-        guard = self._authenticator
-        if guard is None:
+            if request.method not in ("GET", "HEAD"):
+                return Response(405)
+        elif (guard := self._authenticator) is None:
             return Response(401)
-        given, target = request.authorization, request.target
-        if guard.accepts(given, request.method, target, request.body):
-            return None
-        if given:
-            logger.warning("%s %s was refused: it is not signed", request.method, request.path)
-        return Response(401, nonce=guard.nonce())
-
-    @staticmethod
-    async def _answer_route(route: Route, request: HttpRequest) -> Response:
+        elif not guard.accepts(request.authorization, request.method, request.target, request.body):
+            if request.authorization:
+                logger.warning("%s %s was refused: it is not signed", request.method, request.path)
+            return Response(401, nonce=guard.nonce())
         try:
             answer = route.handler(request)
             if not isinstance(answer, tuple):
@@ -509,10 +482,6 @@ class DaemonServer:
                 return self._routes[prefix]
             prefix = prefix.rpartition("/")[0]
         return None
-
-    def _answer_health(self, request: HttpRequest) -> tuple[int, bytes]:
-        assert self._health is not None
-        return 200, json.dumps(self._health()).encode() + b"\n"
 
 
 __all__ = ["DaemonServer", "Handler", "HttpRequest"]

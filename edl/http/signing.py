@@ -1,18 +1,11 @@
 """Sign requests that change something in a worker, so that each signature is good for one use.
 
-The client calls :func:`authorization`, the server has an :class:`Authenticator`:
-
-1. The client sends the request without a signature. The server does nothing, and answers 401 with a
-   nonce that it has just made (``WWW-Authenticate: EDL <nonce>``).
-2. The client sends the request again with ``Authorization: EDL <nonce>:<mac>``. The mac is the
-   HMAC-SHA256 of method, target, worker, nonce and body, with a key made from the job's secret.
-
-So a signature is good for one request to one worker, once: a recorded request is refused, and the
-hosts' clocks need not agree. A nonce contains its time and a proof of its maker, so the server does
-not store the nonces that it gives out. It stores only nonces that a client with the secret has
-used, until they are too old to be accepted.
-
-This authenticates and does not encrypt. The answer is not signed.
+The server answers a first, unsigned request with 401 and a nonce that it has just made
+(``WWW-Authenticate: EDL <nonce>``). The client sends it again with ``Authorization: EDL
+<nonce>:<mac>``: the HMAC-SHA256 of method, target, worker, nonce and body, with a key made from
+the job's secret. So a recorded request is refused, and the hosts' clocks need not agree. A nonce
+has its time and a proof of its maker: the server stores only those that were used, until they are
+too old. This authenticates and does not encrypt. The answer is not signed.
 """
 
 from __future__ import annotations
@@ -160,12 +153,9 @@ def decoded_json(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise UsageError(_wrong_byte(body) or str(error)) from None
-
-
-def _wrong_byte(body: bytes) -> str:
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        return f"the byte 0x{body[error.start]:02x} is not UTF-8; send JSON in UTF-8"
-    return ""
+        try:
+            body.decode()
+        except UnicodeDecodeError as wrong:
+            why = f"the byte 0x{body[wrong.start]:02x} is not UTF-8; send JSON in UTF-8"
+            raise UsageError(why) from None
+        raise UsageError(str(error)) from None

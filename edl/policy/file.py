@@ -191,12 +191,9 @@ def _made(kind: type[Any], values: Mapping[str, Any], key: str, lines: Lines) ->
 
 
 # ------------------------------------------------------------
-# Predict the throughput of a job with other numbers of workers, by the model of its step time.
-#
-# `ScalingModel` predicts. Its result is that of the step-time model, multiplied by the ratio of
-# measured to modelled throughput at the nearest measured size. So for a measured size and its batch
-# the result is the measurement. `step_time_samples` prepares measurements for fitting a step-time
-# model.
+# Predict the throughput of a job with other numbers of workers: the step-time model, multiplied by
+# the ratio of measured to modelled throughput at the nearest measured size. So for a measured size
+# and its batch the result is the measurement.
 
 ENOUGH_STEPS = 10  # for a measurement to count more than the model
 
@@ -289,7 +286,15 @@ def parse_policy(text: str, source: str) -> PolicyFile:
     tables = _tables(text, source, lines)
     policy = PolicyFile(text)
     if "size" in tables:
-        policy = _with_size(policy, tables["size"], source, lines)
+        given = tables["size"]
+        policy = replace(policy, size=_size(given, source, lines))
+        if "hold" in given:
+            policy = replace(policy, hold_s=time_of(given["hold"], "size", "hold", lines))
+        if (part := given.get("data_wait")) is not None:
+            if not isinstance(part, (int, float)) or isinstance(part, bool) or not 0 < part <= 1:
+                what = "it must be a part, above 0 and up to 1"
+                raise lines.error("size", "data_wait", f"data_wait is {part!r}; {what}")
+            policy = replace(policy, data_wait=float(part))
     if "stragglers" in tables:
         given = tables["stragglers"]
         rule = made(Stragglers, given, "stragglers", "table stragglers", (), lines)
@@ -315,17 +320,6 @@ def _tables(text: str, source: str, lines: Lines) -> dict[str, dict[str, Any]]:
         others = " or ".join(f"[{name}]" for name in TABLES[1:])
         raise UsageError(f"{source} says nothing; {RULE_NEEDED}, or {others}")
     return tables
-
-
-def _with_size(
-    policy: PolicyFile, given: Mapping[str, Any], source: str, lines: Lines
-) -> PolicyFile:
-    policy = replace(policy, size=_size(given, source, lines))
-    if "hold" in given:
-        policy = replace(policy, hold_s=time_of(given["hold"], "size", "hold", lines))
-    if "data_wait" in given:
-        policy = replace(policy, data_wait=_part(given["data_wait"], "data_wait", lines))
-    return policy
 
 
 def _batch(given: Mapping[str, Any], lines: Lines) -> Batching:
@@ -383,13 +377,6 @@ def check_change(before: PolicyFile, after: PolicyFile, source: str) -> None:
             "job keeps these: write them as they were, or start the job anew (it goes on from its "
             "checkpoint)"
         )
-
-
-def _part(value: Any, key: str, lines: Lines) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-        what = "it must be a part, above 0 and up to 1"
-        raise lines.error("size", key, f"{key} is {value!r}; {what}")
-    return float(value)
 
 
 def _check_cost(rule: Cost, given: Mapping[str, Any], lines: Lines) -> None:

@@ -22,7 +22,7 @@ and after each contribution, and with the result: there a test delays, kills, cu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -274,7 +274,14 @@ class LoopbackMember:
                     lambda: self._cut or bool(room.aborted) or room.wire is not None,
                     network.timeout_s,
                 )
-                self._wire = self._connected(room)
+                wire = room.wire
+                if self._cut or wire is None:
+                    why = "this worker has cut it" if self._cut else room.aborted
+                    why = why or "not all members have come in time"
+                    raise CollectiveFailed(f"no rendezvous: {why}")
+                if wire.broken and network.choose(2):
+                    raise CollectiveFailed(f"connect: {wire.broken}")
+                self._wire = wire
         except BaseException:
             with network.changed:
                 self.let_go(f"w{self._worker} has left the rendezvous")
@@ -282,15 +289,6 @@ class LoopbackMember:
         finally:
             self._room = None
         self._reach(INIT, Phase.DONE)
-
-    def _connected(self, room: _Room) -> _Wire:
-        wire = room.wire
-        if self._cut or wire is None:
-            why = "this worker has cut it" if self._cut else room.aborted
-            raise CollectiveFailed(f"no rendezvous: {why or 'not all members have come in time'}")
-        if wire.broken and self._network.choose(2):
-            raise CollectiveFailed(f"connect: {wire.broken}")
-        return wire
 
     def close(self) -> None:
         network, wire = self._network, self._wire
@@ -416,7 +414,7 @@ class LoopbackMember:
 
 def _carry_out(operation: _Operation) -> None:
     data = [operation.contributions[rank] for rank in sorted(operation.contributions)]
-    forms = _differing(form for _, form in data)
+    forms = sorted({repr(form) for _, form in data})
     if len(forms) > 1:
         operation.refusal = f"{operation.name}: Mismatched collectives: {' and '.join(forms)}"
     elif operation.kind == "allgather":
@@ -431,7 +429,3 @@ def _carry_out(operation: _Operation) -> None:
         total = np.sum([array for array, _ in data], axis=0)
         operation.result = total / len(data) if operation.kind == "average" else total
     operation.contributions.clear()
-
-
-def _differing(forms: Iterable[tuple[object, ...]]) -> list[str]:
-    return sorted({repr(form) for form in forms})

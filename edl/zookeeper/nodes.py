@@ -1,8 +1,4 @@
-"""Read the nodes of a job or a cluster together, and write them without overwriting others.
-
-:class:`JobNodes` is the access to one job, ``ClusterNodes`` of ``cluster.nodes`` that to one
-cluster.
-"""
+"""Read the nodes of a job or a cluster together, and write them without overwriting others."""
 
 from __future__ import annotations
 
@@ -81,17 +77,11 @@ def _create_outside(client: KazooClient, node: str) -> Any:
 # Whoever knows the secret of a job may have created any nodes below the job's own: millions, in
 # wide or deep trees. `some_nodes` reads a part of them that can be removed, at a bounded cost.
 
-
 READ_AT_ONCE = 100  # nodes that are read together: a time limit must be enough, though all are busy
-
 MOST_CHILDREN = 200_000  # of a node whose children are read
-
 MOST_NAMES = 300_000  # of children, in all answers to one call
-
 MOST_BYTES = 2_000_000  # of the paths in all requests of one call
-
 REQUEST_BYTES = 400  # that a request counts beside its path: so they are 5,000 at most
-
 SHARE = 8  # nodes that are looked at together take up to 1/8 of the bytes that are left
 
 
@@ -186,16 +176,12 @@ class _BoundedRead:
             if names
         ]
         self._unseen += read
-        if closed:
-            self._skip_closed(closed)
+        if closed:  # their names could not be read; some may be gone now
+            stats = self._session.read_all("read a job", [exists(path) for path in closed])
+            if there := [path for path, stat in zip(closed, stats, strict=True) if stat]:
+                self._skipped += there
+                self._why = "has an ACL by which the job's secret does not open it"
         return len(read)
-
-    def _skip_closed(self, paths: list[str]) -> None:
-        """Note that the names of children could not be read, except of nodes that are gone now."""
-        stats = self._session.read_all("read a job", [exists(path) for path in paths])
-        if closed := [path for path, stat in zip(paths, stats, strict=True) if stat]:
-            self._skipped += closed
-            self._why = "has an ACL by which the job's secret does not open it"
 
     def _see(self, parents: int) -> bool:
         paths = self._take(parents)
@@ -250,17 +236,11 @@ class _BoundedRead:
 # Only a session that knows the job's secret can read or write its nodes (see `access`); any session
 # can list the names of the jobs.
 
-
 ATTEMPTS = 20  # an attempt fails only if another process changed the same job meanwhile
-
 FEW_ATTEMPTS = 2  # of the leader of a cluster, which tries again in its next turn
-
 ASK_TIMEOUT_S = 1.0  # to ask the ports of a ring without members in ZooKeeper
-
 CHUNK = 500  # deletions in one transaction
-
 CHUNK_BYTES = 500_000  # of them; ZooKeeper ends the connection of a client that sends 1 MB
-
 DELETION_BYTES = 17  # of a deletion, beside its path
 
 
@@ -273,12 +253,10 @@ class _Leftovers:
 
     @property
     def nodes(self) -> list[str]:
-        """The paths of the nodes that can be removed, children before their parents."""
         return self.tree.nodes
 
     @property
     def whole(self) -> bool:
-        """Whether these are all nodes of the job."""
         return not self.tree.unread
 
     @property
@@ -346,7 +324,7 @@ def delete_job(session: Session, paths: JobPaths) -> None:
             return
         try:
             for chunk in _chunks(old):
-                session.transact(f"delete job {paths.name}", partial(_delete, nodes=chunk))
+                session.transact(f"delete job {paths.name}", partial(delete_nodes, nodes=chunk))
         except Refused:
             continue
         return
@@ -371,7 +349,7 @@ def delete_ended(session: Session, paths: JobPaths, trusted: bool = True) -> boo
             rest = _living_or_leftovers(session, paths, trusted)
             if not rest.fit:
                 continue
-            build = partial(_delete, nodes=rest.nodes, check=old.run_node)
+            build = partial(delete_nodes, nodes=rest.nodes, check=old.run_node)
             session.transact(f"delete job {paths.name}", build)
         except Refused:
             continue  # it was started again, or changed: look again
@@ -511,7 +489,7 @@ def _thin_out(session: Session, paths: JobPaths, old: _Leftovers) -> None:
     if not old.whole and not nodes:
         raise NotRemovable(paths.name, paths.root, old.tree.unread)
     for chunk in _chunks(nodes):
-        build = partial(_delete, nodes=chunk, check=old.run_node)
+        build = partial(delete_nodes, nodes=chunk, check=old.run_node)
         session.transact(f"replace job {paths.name}", build)
     if not old.whole:
         raise PartlyRemoved(paths.name)
@@ -527,7 +505,7 @@ def _replace(
     policy: JobPolicy,
     transaction: TransactionRequest,
 ) -> None:
-    _delete(transaction, old)
+    delete_nodes(transaction, old)
     contents = {
         paths.job: encode(job.to_json()),
         paths.desired: encode(desired.to_json()),
@@ -546,7 +524,9 @@ def create_nodes(
     transaction.create(f"{paths.run}/{token}", b"")
 
 
-def _delete(transaction: TransactionRequest, nodes: list[str], check: str | None = None) -> None:
+def delete_nodes(
+    transaction: TransactionRequest, nodes: Iterable[str], check: str | None = None
+) -> None:
     if check is not None:
         transaction.check(check, -1)
     for path in nodes:
@@ -577,13 +557,9 @@ def _size(path: str) -> int:
 
 
 PAUSE_S, PAUSE_MAX_S = 0.002, 0.2  # random pause between attempts; its limit doubles each time
-
 Values = Mapping[str, Any]  # the JSON object in a node
-
 Node = tuple[str, bytes]  # path and data
-
 PARSED = 8192  # nodes whose parsed records are cached, so that only changed ones are parsed
-
 R = TypeVar("R", bound=Record)
 
 
@@ -622,6 +598,13 @@ class Nodes(ABC, Generic[P]):
     def read(self, *issues: Any) -> list[Any]:
         """Send all reads together; return their answers in order, None for a missing node."""
         return self.session.read_all(f"read {self.what}", issues)
+
+    def existing(self, path: str) -> Any:
+        """Return the answer about a node without which there is no such job or cluster."""
+        answer = self.read(get(path))[0]
+        if answer is None:
+            raise self.unknown()
+        return answer
 
     def read_groups(self, *groups: Sequence[str], wake: OnChange = None) -> list[list[Node]]:
         answers = iter(self.read(*(get(path, wake) for group in groups for path in group)))

@@ -1,10 +1,8 @@
-"""Read and write what ZooKeeper holds of one job, as the records of ``core.records``.
+"""Read and write what ZooKeeper holds of one job, as the records of ``edl.records``.
 
-Use a :class:`JobStore`. If its docstring names no other case, a method raises CoordinationError in
-bounded time when ZooKeeper is away, UnknownJob when there is no such job, and AccessDenied (a kind
-of UnknownJob) when the job has another secret than the session. When a method that writes returns,
-the write is in ZooKeeper. The writes of the leader are not here but in ``decisions``, where they
-are fenced.
+Use a :class:`JobStore`. A method raises CoordinationError in bounded time when ZooKeeper is away,
+UnknownJob when there is no such job, and AccessDenied (a kind of UnknownJob) when the job has
+another secret than the session. When a method that writes returns, the write is in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 from kazoo.client import TransactionRequest
@@ -78,6 +76,7 @@ from edl.zookeeper.nodes import (
     Values,
     content,
     create_nodes,
+    delete_nodes,
     ensure_shared,
     first_of,
     record,
@@ -100,42 +99,11 @@ logger = logging.getLogger(__name__)
 
 
 # ------------------------------------------------------------
-# Set how many workers are desired on each host of a job.
-#
-# `set_desired` does it for a user, a policy or an agent, `place_run` for the leader of a cluster,
-# `discover` for horovodrun; `record_returned` records that borrowed slots are back. `JobStore` has
-# these functions as methods. The assigned numbers of workers that follow from such a change, and
-# the event that reports it, are written in the same transaction.
-
+# Change how many workers are desired on each host: `JobStore.set_desired` for a user, a policy or
+# an agent, `place_run` for the leader of a cluster, `JobStore.discover` for horovodrun. The
+# assigned numbers that follow from it, and the event that reports it, are written with it.
 
 Choice = Callable[[dict[str, int]], Placement]  # from the workers that are desired on each host
-
-
-def set_desired(
-    nodes: JobNodes,
-    choose: Choice,
-    by: RequestedBy,
-    why: str,
-    terms: ReclaimTerms = NO_TERMS,
-    devices: DeviceSets = NO_DEVICES,
-) -> DesiredChange:
-    p, hold = nodes.paths, nodes.paths.profile_hold
-    made: list[DesiredChange] = []
-
-    def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
-        made.append(_changed(p, found, choose, by, why, terms, devices))
-        new, event = _written(p, found, made[-1])
-        # A running `edl profile` then leaves the job at that size.
-        if by is RequestedBy.PERSON and found.get(hold):
-            new |= {hold: {**found[hold], "asked": True}}
-        if by is RequestedBy.PERSON and made[-1] and found.get(p.policy):
-            held = JobPolicy.from_json(found[p.policy]).held(time.time())
-            new |= {p.policy: held.to_json()}
-        return new, event
-
-    read = (p.desired, p.assigned, p.generation, p.status, hold, p.policy)
-    nodes.change_together(read, change)
-    return made[-1]
 
 
 def place_run(nodes: JobNodes, devices: DeviceSets, version: int, why: str, batch: int = 0) -> bool:
@@ -160,41 +128,6 @@ def place_run(nodes: JobNodes, devices: DeviceSets, version: int, why: str, batc
     writes = [(path, encode(values), versions[path]) for path, values in new.items()]
     # False: somebody else has changed a record since; the cluster's leader decides again
     return not writes or nodes.try_write(writes, event)
-
-
-def record_returned(nodes: JobNodes, done: Reclaim, after_s: float) -> None:
-    p = nodes.paths
-
-    def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
-        before = Desired.from_json(found[p.desired])
-        after = without_reclaimed(before, [done])
-        if after == before:
-            return {}, None
-        details, reason = describe_returned(done, after_s)
-        event = Event(time.time(), *_place(p, found), reason, details)
-        return {p.desired: after.to_json()}, event
-
-    nodes.change_together((p.desired, p.generation, p.status), change)
-
-
-def discover(
-    nodes: JobNodes, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
-) -> Desired:
-    p = nodes.paths
-
-    def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
-        begins = _changed(
-            p, found, lambda now: now or first, RequestedBy.LAUNCHER, "the job starts"
-        )
-        new, event = _written(p, found, begins)
-        if begins:
-            job = Job.from_json(found[p.job])
-            sizes = replace(job.sizes, min_np=min_np, max_np=max_np or job.sizes.max_np)
-            new |= {p.job: replace(job, spec=replace(job.spec, sizes=sizes)).to_json()}
-        return {**new, p.discovered: dict(slots)}, event
-
-    read = (p.desired, p.assigned, p.generation, p.status, p.job, p.discovered)
-    return Desired.from_json(nodes.change_together(read, change)[p.desired])
 
 
 def _changed(
@@ -236,7 +169,6 @@ def _place(p: JobPaths, found: Mapping[str, Values]) -> tuple[int, int]:
 # script's workers have exchanged, which newcomers need. Each process then adds its own nodes, as
 # after a lost session. Events, requests, the status, and what the job has learned of its sizes are
 # lost.
-
 
 NUMBERS = 10**6  # event numbers and worker ids for each writing; no later one was used before
 
@@ -306,7 +238,6 @@ class JobCopy:
 #
 # The ring cannot be used: if a worker dies, it is repaired only where the training has a state.
 
-
 MOST_BYTES = 2**18  # of all messages before the training; ZooKeeper refuses a node above 1 MiB
 
 
@@ -353,10 +284,7 @@ def _size(values: Mapping[str, Any]) -> int:
 
 
 # ------------------------------------------------------------
-# Read and write the policy of a job, and what the job has learned of its sizes.
-#
-# A size is a number of workers; the job learns mainly the throughput of each size. `PolicyNodes` is
-# the `policy` of a job's `JobStore`.
+# Read and write the policy of a job, and what the job has learned of its numbers of workers.
 
 
 class PolicyNodes:
@@ -367,10 +295,7 @@ class PolicyNodes:
 
     def get(self) -> JobPolicy:
         path = self._nodes.paths.policy
-        answer = self._nodes.read(get(path))[0]
-        if answer is None:
-            raise self._nodes.unknown()
-        return record_or_none(JobPolicy, path, answer) or JobPolicy()
+        return record_or_none(JobPolicy, path, self._nodes.existing(path)) or JobPolicy()
 
     def change(self, change: Callable[[JobPolicy], JobPolicy], why: str) -> JobPolicy:
         p = self._nodes.paths
@@ -378,9 +303,9 @@ class PolicyNodes:
         def changed(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
             before = JobPolicy.from_json(found[p.policy])
             after = change(before)
-            at = found[p.generation].get("number", 0), found[p.status].get("step", 0)
             details = PolicySetDetails(after.is_on, after.source, after.text)
-            return {p.policy: after.to_json()}, Event(time.time(), *at, why, details)
+            event = Event(time.time(), *_place(p, found), why, details)
+            return {p.policy: after.to_json()}, event
 
         found = self._nodes.change_together((p.policy, p.generation, p.status), changed)
         return JobPolicy.from_json(found[p.policy])
@@ -393,9 +318,8 @@ class PolicyNodes:
 
     def learned(self) -> ScalingProfile:
         path = self._nodes.paths.learned
-        return (
-            record_or_none(ScalingProfile, path, self._nodes.read(get(path))[0]) or ScalingProfile()
-        )
+        answer = self._nodes.read(get(path))[0]
+        return record_or_none(ScalingProfile, path, answer) or ScalingProfile()
 
     def put_learned(self, learned: ScalingProfile) -> None:
         path = self._nodes.paths.learned
@@ -405,12 +329,6 @@ class PolicyNodes:
             return found if found.get("seen") else learned.to_json()
 
         self._nodes.compare_and_set(path, change)
-
-
-# ------------------------------------------------------------
-# Read and write the newest profile of a job, and let one process at a time profile the job.
-#
-# `ProfileNode` is the `profile` of a job's `JobStore`.
 
 
 class ProfileNode:
@@ -424,10 +342,7 @@ class ProfileNode:
 
     def get(self) -> Curve | None:
         path = self._nodes.paths.profile
-        answer = self._nodes.read(get(path))[0]
-        if answer is None:
-            raise self._nodes.unknown()
-        return record_or_none(Curve, path, answer)
+        return record_or_none(Curve, path, self._nodes.existing(path))
 
     def hold(self, hold: ProfileHold) -> bool:
         """Take the right to profile the job for as long as this session lives."""
@@ -443,12 +358,6 @@ class ProfileNode:
         if hold is not None and hold.token == token:
             node = self._nodes.paths.profile_hold
             self._nodes.session.read_all("end a profile", [delete_node(node)])
-
-
-# ------------------------------------------------------------
-# Write requests to the leader of a job, and read its answers; each request is handled once.
-#
-# `RequestNodes` is the `requests` of a job's `JobStore`.
 
 
 class RequestNodes:
@@ -482,7 +391,7 @@ class RequestNodes:
             request, version = self._read(number)
             if request is None or request.done:
                 return request
-            issue = partial(_delete, path=path, version=version)
+            issue = methodcaller("delete_async", path, version)
             try:
                 self._nodes.session.call("withdraw a request", issue)
             except BadVersionError:
@@ -501,16 +410,8 @@ class RequestNodes:
         return replace(request, number=number), answer[1].version
 
 
-def _delete(client: Any, path: str, version: int) -> Any:
-    return client.delete_async(path, version)
-
-
 # ------------------------------------------------------------
 # Write and remove the ephemeral nodes of the processes of a job: workers, agents, edl-workers.
-#
-# A job's `JobStore` has one object of each class: a `MemberNodes` for the workers as `members`, a
-# `HostNodes` for the agents as `hosts`, and a `SlotNodes` for the `edl-worker` processes under
-# horovodrun as `slots`.
 
 
 class MemberNodes:
@@ -522,9 +423,7 @@ class MemberNodes:
     def new_id(self) -> int:
         """Return a worker id that no other worker of this start of the job has; ids grow from 0."""
         session, ids = self._nodes.session, self._nodes.paths.ids
-        answer = self._nodes.read(get(ids))[0]
-        if answer is None:
-            raise self._nodes.unknown()
+        answer = self._nodes.existing(ids)
         try:
             path: str = session.call(
                 "get a worker id",
@@ -560,7 +459,7 @@ class MemberNodes:
             if not nodes:
                 return
             try:
-                session.transact("remove a member", partial(_remove, run=run, nodes=nodes))
+                session.transact("remove a member", partial(delete_nodes, nodes=nodes, check=run))
             except Refused as refused:
                 if refused.is_missing(0):
                     return  # the job was started again
@@ -576,12 +475,6 @@ class MemberNodes:
 
 def _is_of(attempt_id: str, values: Mapping[str, Any]) -> bool:
     return Member.from_json(values).attempt_id == attempt_id
-
-
-def _remove(transaction: TransactionRequest, run: str, nodes: Iterable[str]) -> None:
-    transaction.check(run, -1)
-    for node in nodes:
-        transaction.delete(node)
 
 
 class HostNodes:
@@ -602,9 +495,7 @@ class HostNodes:
         def devices_are_granted() -> Mapping[str, int]:
             if not host.devices:
                 return {}
-            answer = self._nodes.read(get(paths.assigned))[0]
-            if answer is None:
-                raise self._nodes.unknown()
+            answer = self._nodes.existing(paths.assigned)
             assigned = Assigned.from_json(content(paths.assigned, answer))
             if not all(assigned.grants(host.name, device) for device in host.devices):
                 raise CoordinationError(
@@ -648,9 +539,7 @@ class SlotNodes:
 # evictions, answers to requests and events are one transaction. It is refused if somebody else has
 # changed the generation, or a record that it would overwrite, since the leader read them.
 
-
 ATTEMPTS = 10  # each is lost only to another writer of the same nodes
-
 Answer = tuple[bytes, ZnodeStat]  # data and stat of a node that exists
 
 
@@ -700,9 +589,7 @@ class DecisionWriter:
 
     def put_policy(self, before: JobPolicy, policy: JobPolicy, event: Event) -> None:
         path = self._nodes.paths.policy
-        answer = self._nodes.read(get(path))[0]
-        if answer is None:
-            raise self._nodes.unknown()
+        answer = self._nodes.existing(path)
         if JobPolicy.from_json(decode(path, answer[0])) != before:
             raise CoordinationError("the job has another policy meanwhile; decide again")
         write = Write(path, policy.to_json(), answer[1].version)
@@ -726,70 +613,39 @@ class DecisionWriter:
         if None in (generation, desired, assigned):
             raise self._nodes.unknown()
         present = iter([stat is not None for stat in stats])
-        writes = [
-            *self._generation(decision.generation, generation),
-            *self._sizes(decision.change, desired, assigned),
-            *self._evictions(decision.evict, [*islice(present, len(evicted))]),
-            *self._answers(decision.answers, [*islice(present, len(answered))]),
-            *self._requests(decision.asks),
-        ]
+        writes = []
+        if (new := decision.generation) is not None:
+            current = decode(paths.generation, generation[0])
+            number = Generation.from_json(current).number if current else 0
+            if new.number != number + 1 or new.term != self.term:
+                raise CoordinationError(
+                    f"generation {new.number} of term {new.term} cannot follow generation {number} "
+                    f"in term {self.term}; decide again on a fresh snapshot"
+                )
+            writes.append(Write(paths.generation, new.to_json(), generation[1].version))
+        if change := decision.change:
+            # Others may have changed only the devices or the batch, with the numbers as they were.
+            now = Desired.from_json(decode(paths.desired, desired[0]))
+            if not change.starts_from(now, Assigned.from_json(decode(paths.assigned, assigned[0]))):
+                raise CoordinationError("others have changed the desired workers; decide again")
+            writes.append(Write(paths.desired, change.desired.to_json(), desired[1].version))
+            if change.assigned is not None:
+                writes.append(Write(paths.assigned, change.assigned.to_json(), assigned[1].version))
+        for worker, reason in decision.evict.items():
+            if not next(present):  # else it is evicted already
+                eviction = {"reason": reason, "term": self.term}
+                writes.append(Write(evicted[worker], eviction, create=True))
+        for answer in decision.answers:
+            if next(present):
+                writes.append(Write(paths.request(answer.number), answer.to_json()))
+            elif answer.accepted:  # the decision grants what its requester has withdrawn
+                raise CoordinationError("a request was withdrawn meanwhile; decide again")
+        for request in decision.asks:
+            numberless = replace(request, number=-1).to_json()  # ZooKeeper numbers it
+            writes.append(Write(f"{paths.requests}/r-", numberless, sequence=True))
         if writes and not all(present):
             raise CoordinationError("a worker has left as agreed meanwhile; decide again")
         return [*(Write(path, {}, check=True) for path in registered if writes), *writes]
-
-    def _generation(self, new: Generation | None, read: Answer) -> list[Write]:
-        if new is None:
-            return []
-        path, (data, stat) = self._nodes.paths.generation, read
-        current = decode(path, data)
-        number = Generation.from_json(current).number if current else 0
-        if new.number != number + 1 or new.term != self.term:
-            raise CoordinationError(
-                f"generation {new.number} of term {new.term} cannot follow generation {number} "
-                f"in term {self.term}; decide again on a fresh snapshot"
-            )
-        return [Write(path, new.to_json(), stat.version)]
-
-    def _sizes(
-        self, change: DesiredChange | None, desired: Answer, assigned: Answer
-    ) -> list[Write]:
-        if not change:
-            return []
-        paths = self._nodes.paths
-        # Others may have changed only the devices or the batch, with the numbers as they were.
-        now = Desired.from_json(decode(paths.desired, desired[0]))
-        if not change.starts_from(now, Assigned.from_json(decode(paths.assigned, assigned[0]))):
-            raise CoordinationError("others have changed the desired workers; decide again")
-        writes = [Write(paths.desired, change.desired.to_json(), desired[1].version)]
-        if change.assigned is not None:
-            writes.append(Write(paths.assigned, change.assigned.to_json(), assigned[1].version))
-        return writes
-
-    def _evictions(self, evict: Mapping[int, str], present: Sequence[bool]) -> list[Write]:
-        """Return the writes that evict workers, except workers that are evicted already."""
-        return [
-            Write(
-                self._nodes.paths.evicted_worker(worker),
-                {"reason": reason, "term": self.term},
-                create=True,
-            )
-            for (worker, reason), is_there in zip(evict.items(), present, strict=True)
-            if not is_there
-        ]
-
-    def _answers(self, answers: Sequence[Request], present: Sequence[bool]) -> list[Write]:
-        writes = []
-        for answer, is_there in zip(answers, present, strict=True):
-            if is_there:
-                writes.append(Write(self._nodes.paths.request(answer.number), answer.to_json()))
-            elif answer.accepted:  # the decision grants what its requester has withdrawn
-                raise CoordinationError("a request was withdrawn meanwhile; decide again")
-        return writes
-
-    def _requests(self, asks: Iterable[Request]) -> list[Write]:
-        prefix = f"{self._nodes.paths.requests}/r-"
-        numberless = (replace(request, number=-1) for request in asks)  # ZooKeeper numbers them
-        return [Write(prefix, request.to_json(), sequence=True) for request in numberless]
 
 
 class WorkerView(NamedTuple):
@@ -879,7 +735,9 @@ class JobStore:
             requests=tuple(sorted((r for r in asked if not r.done), key=lambda r: r.number)),
             evicted=_evicted(evicted),
             status=TrainingStatus.from_json(content(p.status, found[p.status])),
-            slots=_slot_records(slots),
+            slots=tuple(
+                sorted((record(SlotRecord, n) for n in slots), key=lambda s: (s.host, s.slot))
+            ),
             policy=record_or_none(JobPolicy, p.policy, found[p.policy]) or NO_POLICY,
         )
 
@@ -956,9 +814,7 @@ class JobStore:
         return moved
 
     def status(self) -> TrainingStatus:
-        answer = self.nodes.read(get(self.paths.status))[0]
-        if answer is None:
-            raise self.nodes.unknown()
+        answer = self.nodes.existing(self.paths.status)
         return TrainingStatus.from_json(content(self.paths.status, answer))
 
     def put_saved(self, directory: str, step: int, only_later: bool = False) -> None:
@@ -976,22 +832,65 @@ class JobStore:
 
     def set_desired(
         self,
-        change: Choice,
+        choose: Choice,
         by: RequestedBy,
         why: str,
         terms: ReclaimTerms = NO_TERMS,
         devices: DeviceSets = NO_DEVICES,
     ) -> DesiredChange:
-        return set_desired(self.nodes, change, by, why, terms, devices)
+        """Set how many workers are desired on each host, and log an event that says why."""
+        p, hold = self.paths, self.paths.profile_hold
+        made: list[DesiredChange] = []
+
+        def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
+            made.append(_changed(p, found, choose, by, why, terms, devices))
+            new, event = _written(p, found, made[-1])
+            # A running `edl profile` then leaves the job at that size.
+            if by is RequestedBy.PERSON and found.get(hold):
+                new |= {hold: {**found[hold], "asked": True}}
+            if by is RequestedBy.PERSON and made[-1] and found.get(p.policy):
+                held = JobPolicy.from_json(found[p.policy]).held(time.time())
+                new |= {p.policy: held.to_json()}
+            return new, event
+
+        read = (p.desired, p.assigned, p.generation, p.status, hold, p.policy)
+        self.nodes.change_together(read, change)
+        return made[-1]
 
     def record_returned(self, done: Reclaim, after_s: float) -> None:
-        record_returned(self.nodes, done, after_s)
+        """Remove a demand to give borrowed slots back, which was fulfilled, and log an event."""
+        p = self.paths
+
+        def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
+            before = Desired.from_json(found[p.desired])
+            after = without_reclaimed(before, [done])
+            if after == before:
+                return {}, None
+            details, reason = describe_returned(done, after_s)
+            event = Event(time.time(), *_place(p, found), reason, details)
+            return {p.desired: after.to_json()}, event
+
+        self.nodes.change_together((p.desired, p.generation, p.status), change)
 
     def discover(
         self, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
     ) -> Desired:
         """Record the slots that horovodrun may use; at the first call for a job, desire `first`."""
-        return discover(self.nodes, slots, first, min_np, max_np)
+        p = self.paths
+
+        def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
+            begins = _changed(
+                p, found, lambda now: now or first, RequestedBy.LAUNCHER, "the job starts"
+            )
+            new, event = _written(p, found, begins)
+            if begins:
+                job = Job.from_json(found[p.job])
+                sizes = replace(job.sizes, min_np=min_np, max_np=max_np or job.sizes.max_np)
+                new |= {p.job: replace(job, spec=replace(job.spec, sizes=sizes)).to_json()}
+            return {**new, p.discovered: dict(slots)}, event
+
+        read = (p.desired, p.assigned, p.generation, p.status, p.job, p.discovered)
+        return Desired.from_json(self.nodes.change_together(read, change)[p.desired])
 
     def assign(self, change: Callable[[dict[str, int]], dict[str, int]]) -> None:
         """Replace the numbers of workers by host, for a launcher that assigns by slot."""
@@ -1005,11 +904,6 @@ class JobStore:
         if answer is None:
             raise self.nodes.unknown()
         return record(Job, (self.paths.job, answer[0]))
-
-
-def _slot_records(found: Iterable[Node]) -> tuple[SlotRecord, ...]:
-    slots = (record(SlotRecord, node) for node in found)
-    return tuple(sorted(slots, key=lambda kept: (kept.host, kept.slot)))
 
 
 def _evicted(found: Iterable[Node]) -> dict[int, str]:
@@ -1094,12 +988,8 @@ def _event(store: JobStore, details: Details, reason: str, snapshot: Snapshot) -
 
 
 # ------------------------------------------------------------
-# Write a job again that ZooKeeper has lost: what one process of the job does for it.
-#
-# A worker has a `WorkersLostJob`, a launcher a `LaunchersLostJob`. The workers of the ring try
-# first, in the order of their ranks, and a launcher writes only when no worker answers; `lost_job`
-# has the rules.
-
+# Write a job again that ZooKeeper has lost. The workers of the ring try first, in the order of
+# their ranks, and a launcher writes only when no worker answers; `job.run` has the rules.
 
 LOST = "ZooKeeper has lost the job; training goes on, and its processes write it again"
 
@@ -1127,8 +1017,12 @@ class LostJob(ABC):
                 self._say(LOST)
             missed_s, generation = now - self._since, self._store.copy.generation
             trains = self._trains(generation)
-            if self._writes(generation, missed_s, trains) and self._write(generation, name, step):
-                return True
+            if self._writes(generation, missed_s, trains):
+                number = 0 if generation is None else generation.number
+                reason = f"ZooKeeper had lost the job and its events; {name} wrote it again"
+                event = Event(time.time(), number, step, reason, JobRestoredDetails(name))
+                if self._store.write_again(event):
+                    return True
             return trains or missed_s < PATIENCE_S
         except CoordinationError as away:
             logger.info("%s", away)
@@ -1141,12 +1035,6 @@ class LostJob(ABC):
     @abstractmethod
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
         """Return whether it is this process's turn to write the job into ZooKeeper again."""
-
-    def _write(self, generation: Generation | None, name: str, step: int) -> bool:
-        number = 0 if generation is None else generation.number
-        reason = f"ZooKeeper had lost the job and its events; {name} wrote it again"
-        event = Event(time.time(), number, step, reason, JobRestoredDetails(name))
-        return self._store.write_again(event)
 
 
 class WorkersLostJob(LostJob):
@@ -1177,10 +1065,6 @@ class LaunchersLostJob(LostJob):
     """The procedure for a launcher: it writes a lost job again only if no worker answers."""
 
     # Workers come first: a live one may have read newer nodes of the job.
-
-    # Whether this launcher may write the job at all; True until the caller sets it. An agent that
-    # `edl host` keeps for one start of a job sets it to False: its copy may be older than the stop
-    # and the removal of the job.
     # Whether this launcher may write the job. The agent that `edl host` keeps for one start of a
     # job may not: its copy may be older than the stop and the removal of the job.
     writes = True

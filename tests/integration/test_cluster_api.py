@@ -27,20 +27,17 @@ from edl.zookeeper.access import Access, new_secret
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 __all__ = ["shell"]
-
 LAB = Access("lab", new_secret())
 JOBS = 40
 
 
 @pytest.fixture
 def cluster(shell: Shell) -> Shell:
-    """Return a shell with the secret of the cluster `lab`."""
     shell.environment["EDL_SECRET"] = LAB.secret
     return shell
 
 
 def url_of(controller: Running) -> str:
-    """Return where the controller's API is served."""
     controller.expect("serves the HTTP API at ")
     found = re.search(r"serves the HTTP API at (\S+)", controller.output)
     assert found is not None
@@ -202,7 +199,6 @@ def test_what_was_acknowledged_is_there_once_whatever_is_killed(cluster: Shell) 
 
 
 def acknowledged(api: ApiClient, shell: Shell, job: str) -> bool:
-    """Submit a job with its key; return whether that was acknowledged."""
     try:
         answer = api.call("POST", f"/v1/jobs?key={job}", manifest(shell, job))
     except CoordinationError:

@@ -38,7 +38,6 @@ from edl.step.batching import Batching
 def run(
     order: int, number: int = 1, status: TrainingStatus | None = None, **rates: float
 ) -> RunRecords:
-    """Return a run with throughputs, like ``w2=100.0``: of 2 workers with 10 samples each."""
     seen = tuple((int(key[1:]), SizeMeasurement(rate, 50, 10.0)) for key, rate in rates.items())
     return RunRecords(
         run_token(order, number),

@@ -56,7 +56,6 @@ def test_a_known_model_is_found_again() -> None:
 
 
 def objective(values: np.ndarray, seen: list[StepTimeSample]) -> float:
-    """Return what the artifact of Pollux makes least, for values in the artifact's own order."""
     alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = values
     squares = []
     for one in seen:
