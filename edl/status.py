@@ -18,7 +18,7 @@ from edl.events import Event
 from edl.job.snapshot import GONE, Snapshot
 from edl.record import Record
 from edl.records import JobProgress, JobState, Reclaim, Stage, TrainingStatus
-from edl.text import counted, cropped, rounded, verb, workers
+from edl.text import aligned, counted, cropped, rounded, verb, workers
 
 
 @dataclass(frozen=True)
@@ -546,9 +546,4 @@ def _host_lines(members: Sequence[MemberStatus], room: int) -> list[TextLine]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[TextLine]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    texts = [
-        "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return [TextLine(text, "" if number else "dim") for number, text in enumerate(texts)]
+    return [TextLine(text, "" if n else "dim") for n, text in enumerate(aligned(rows))]

@@ -47,6 +47,15 @@ def by_host(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{host}: {count}" for host, count in counts.items())
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines in which each column begins at one place."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
 def in_brackets(numbers: Sequence[int]) -> str:
     """Return " (0, 1)"; empty without numbers."""
     return f" ({', '.join(map(str, numbers))})" if numbers else ""

@@ -156,6 +156,11 @@ def _line_output(file: IO[str] | None) -> LineOutput:
     return output
 
 
+def moment(time_s: float) -> str:
+    """Return a time in seconds since 1970 as text: date and time in the local time zone."""
+    return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
+
+
 def settings_of_agent(**arguments: Any) -> config.Config:
     for variable, near in config.misspelled().items():
         OutputStream(sys.stderr).write(f"edl: {variable} is no setting of edl; {near} is\n")

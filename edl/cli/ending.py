@@ -34,14 +34,10 @@ def ending(error: BaseException) -> tuple[str, AgentEnd, int]:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "interrupted", AgentEnd.PREEMPTED, INTERRUPTED
     if isinstance(error, ARGUMENT_ERROR):
-        return _argument_sentence(error), AgentEnd.REFUSED, EXIT_CODES[AgentEnd.REFUSED]
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "edl"
+        message: str = error.format_message().rstrip(".")
+        sentence = f"{message[:1].lower()}{message[1:]}; see `{path} --help`"
+        return sentence, AgentEnd.REFUSED, EXIT_CODES[AgentEnd.REFUSED]
     end = end_of_error(error) if isinstance(error, EdlError) else AgentEnd.ERROR
     return str(error), end, EXIT_CODES[end]
-
-
-def _argument_sentence(error: Any) -> str:
-    """Return the text of `error`, a usage error of typer, as one sentence that names the help."""
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "edl"
-    message: str = error.format_message().rstrip(".")
-    return f"{message[:1].lower()}{message[1:]}; see `{path} --help`"

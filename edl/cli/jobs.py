@@ -23,6 +23,7 @@ from edl.cli.common import (
     WaitTimeoutOption,
     ZooKeeperOption,
     console,
+    moment,
     progress,
 )
 from edl.cli.ending import complain
@@ -182,7 +183,12 @@ def submit(
     """
     if timeout_s is not None and not watch:
         raise UsageError("--timeout is for --watch; give both or neither")
-    given = _standard_input() if manifest == STANDARD_INPUT else read_job_manifest(manifest)
+    if manifest != STANDARD_INPUT:
+        given = read_job_manifest(manifest)
+    elif sys.stdin is None:  # the parent has closed it
+        raise ManifestError("standard input", 0, "it is closed; name the file of a job's manifest")
+    else:
+        given = manifest_in(sys.stdin.buffer, "standard input")
     with Cluster(cluster, zookeeper) as client:
         name = client.submit(given, key)
         if not watch:
@@ -205,12 +211,6 @@ def submit(
             raise typer.Exit(TIMED_OUT) from None
     if end.is_over:
         raise typer.Exit(wait_exit_code(end))
-
-
-def _standard_input() -> JobManifest:
-    if sys.stdin is None:  # the parent has closed it
-        raise ManifestError("standard input", 0, "it is closed; name the file of a job's manifest")
-    return manifest_in(sys.stdin.buffer, "standard input")
 
 
 def show(
@@ -403,9 +403,9 @@ def _rows(details: ClusterJobDetails, now_s: float) -> dict[str, str]:
         "slots": f"{job.slots} of {_range(job.min, job.max)}, {job.np} wanted{where}"
         + (f"; {job.surplus} beyond the quota of its queue" if job.surplus else ""),
         "priority": f"{job.priority}, queue {job.queue}",
-        "submitted": f"{_moment(job.submitted_s)}, {rounded(now_s - job.submitted_s)} ago",
-        "started": _moment(job.started_s) if job.started_s else "",
-        "ended": f"{_moment(job.ended_s)}, exit code {job.exit_code}" if job.ended_s else "",
+        "submitted": f"{moment(job.submitted_s)}, {rounded(now_s - job.submitted_s)} ago",
+        "started": moment(job.started_s) if job.started_s else "",
+        "ended": f"{moment(job.ended_s)}, exit code {job.exit_code}" if job.ended_s else "",
         "runs": f"{job.runs}{failed}{token}; {details.slot_s:,.0f} slot-seconds",
         "next start": f"not in the next {rounded(left_s)}" if waits else "",
         "samples/s": throughput_text(details.throughput),
@@ -420,10 +420,6 @@ def throughput_text(curve: Sequence[ThroughputPoint]) -> str:
     return ", ".join(
         f"{point.samples_per_s:,.4g} with {workers(point.np)} ({point.source})" for point in known
     )
-
-
-def _moment(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _differing(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:

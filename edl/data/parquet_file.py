@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,7 +106,7 @@ class _Parquet(Dataset[Any]):
             for file in self._files
         ]
         self._open: PerProcess[_Reader] = PerProcess(OPEN_FILES)
-        self._decoded: PerProcess[_RowGroup] = PerProcess(cache_bytes, _weight)
+        self._decoded: PerProcess[_RowGroup] = PerProcess(cache_bytes, attrgetter("bytes"))
         parts = [
             Fragment.of(file, int(first[-1]))
             for file, first in zip(self._files, self._first_rows, strict=True)
@@ -125,12 +126,13 @@ class _Parquet(Dataset[Any]):
         return records
 
     def _group(self, part: int, place: int) -> _RowGroup:
-        return self._decoded.get((part, place), lambda: self._decode(part, place))
-
-    def _decode(self, part: int, place: int) -> _RowGroup:
         file = self._files[part]
-        reader = self._open.get(part, lambda: _Reader(file.path, file.stamp))
-        return reader.decode(int(file.index.arrays[GROUPS][place]), self._columns)
+
+        def decode() -> _RowGroup:
+            reader = self._open.get(part, lambda: _Reader(file.path, file.stamp))
+            return reader.decode(int(file.index.arrays[GROUPS][place]), self._columns)
+
+        return self._decoded.get((part, place), decode)
 
     @contextlib.contextmanager
     def _blamed(self, part: int, place: int) -> Iterator[None]:
@@ -161,10 +163,6 @@ class _RowGroup:
         for values in self.values.values():
             if isinstance(values, _Objects):
                 values.check()
-
-
-def _weight(group: _RowGroup) -> int:
-    return group.bytes
 
 
 class _Reader:

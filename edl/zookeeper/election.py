@@ -16,8 +16,7 @@ Nobody therefore needs to ask a leader whether it is still alive. Removing its n
 :meth:`Election.remove` does that, and ZooKeeper does it when the session of the leader ends. A
 leader that has not noticed it yet can do no harm, because the fence refuses its writes.
 
-This module knows nothing of what is led; ``decisions`` applies it to a job, ``cluster.leader`` to a
-cluster.
+This module knows nothing of what is led: a job or a cluster.
 """
 
 from __future__ import annotations
@@ -113,7 +112,11 @@ class Election:
             return
         self._watched = ()
         candidates = self._candidates()
-        self._remove_others(candidates)
+        # The fence makes it safe to remove other nodes of ours. One may be of the present session,
+        # with the old token, if the session ended between two requests of `enter`; all others would
+        # wait behind it, and we never lead with it.
+        own = nodes_of(candidates, self.candidate)
+        self._delete(name for name in own if not name.startswith(self._prefix))
         if self._mine(candidates) is not None:
             return
         self._leadership = None
@@ -166,16 +169,15 @@ class Election:
 
     def ahead(self) -> list[str]:
         """Return the names of the candidates that come before this one, the leader's first."""
+        return [candidate_of(name) for name in self._before()]
+
+    def _before(self) -> list[str]:
         candidates = self._candidates()
         mine = self._mine(candidates)
-        before = candidates if mine is None else candidates[: candidates.index(mine)]
-        return [candidate_of(name) for name in before]
+        return candidates if mine is None else candidates[: candidates.index(mine)]
 
     def records_ahead(self) -> list[Mapping[str, Any]]:
-        candidates = self._candidates()
-        mine = self._mine(candidates)
-        before = candidates if mine is None else candidates[: candidates.index(mine)]
-        paths = [f"{self.path}/{name}" for name in before]
+        paths = [f"{self.path}/{name}" for name in self._before()]
         answers = self.session.read_all("read candidates", [get(path) for path in paths])
         found = zip(paths, answers, strict=True)
         return [decode(path, answer[0]) for path, answer in found if answer is not None]
@@ -207,13 +209,6 @@ class Election:
     def _are_there(self, names: Sequence[str]) -> bool:
         nodes = [exists(f"{self.path}/{name}", self._wake) for name in names]
         return None not in self.session.read_all("watch the election", nodes)
-
-    def _remove_others(self, candidates: Sequence[str]) -> None:
-        # The fence makes that safe. One may be of the present session, with the old token, if the
-        # session ended between two requests of `enter`; all others would wait behind it, and we
-        # never lead with it.
-        own = nodes_of(candidates, self.candidate)
-        self._delete(name for name in own if not name.startswith(self._prefix))
 
     def _delete(self, names: Iterable[str]) -> None:
         for name in names:

@@ -136,7 +136,11 @@ def start_local(
     with files.lock():
         kept_address, kept_port = files.endpoint()
         if (process := files.process(search=True)) is not None and kept_port:
-            _check_same((kept_address, kept_port), address, port)
+            if (kept_address, kept_port) != (address or kept_address, port or kept_port):
+                raise UsageError(
+                    f"ZooKeeper runs already, at {kept_address}:{kept_port}; `edl zookeeper stop` "
+                    "it first: its data stay, and its jobs wait for it"
+                )
             files.await_answer(process, timeout_s)
             return files.hosts()
         chosen = address or kept_address
@@ -390,14 +394,6 @@ def _version(answer: str) -> str:
     if "Mode:" not in answer or not first.startswith("Zookeeper version: "):
         return ""
     return first.removeprefix("Zookeeper version: ").partition("-")[0]
-
-
-def _check_same(running: tuple[str, int], address: str | None, port: int | None) -> None:
-    if running != (address or running[0], port or running[1]):
-        raise UsageError(
-            f"ZooKeeper runs already, at {running[0]}:{running[1]}; `edl zookeeper stop` it first: "
-            "its data stay, and its jobs wait for it"
-        )
 
 
 def _usable_port(address: str, port: int) -> int:

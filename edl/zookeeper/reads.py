@@ -12,6 +12,7 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Any, NamedTuple, TypeGuard
 
 from kazoo.client import KazooClient
@@ -90,17 +91,11 @@ def exists(path: str, wake: OnChange = None) -> Read:
 
 
 def acl(path: str) -> Issue:
-    def issue(client: KazooClient) -> object:
-        return client.get_acls_async(path)
-
-    return issue
+    return methodcaller("get_acls_async", path)
 
 
 def delete_node(path: str) -> Issue:
-    def issue(client: KazooClient) -> object:
-        return client.delete_async(path)
-
-    return issue
+    return methodcaller("delete_async", path)
 
 
 # ------------------------------------------------------------
@@ -127,17 +122,14 @@ def decode(path: str, data: bytes, most_bytes: int | None = None) -> dict[str, A
         return {}
     try:
         most = MOST_BYTES if most_bytes is None else most_bytes
-        value = json.loads(_decompressed(data, most) if data.startswith(_ZLIB) else data)
+        if data.startswith(_ZLIB):  # cut off, so that it is no JSON, if it is too large
+            data = zlib.decompressobj().decompress(data, most)
+        value = json.loads(data)
     except (ValueError, zlib.error, RecursionError) as error:
         raise CoordinationError(f"the node {path} does not hold JSON: {error}") from error
     if not isinstance(value, dict):
         raise CoordinationError(f"the node {path} does not hold a JSON object")
     return value
-
-
-def _decompressed(data: bytes, most_bytes: int) -> bytes:
-    """Return the JSON in compressed `data`; cut off, so that it is none, if it is too large."""
-    return zlib.decompressobj().decompress(data, most_bytes)
 
 
 # ------------------------------------------------------------
