@@ -215,8 +215,6 @@ OF_THE_JOB = frozenset(name for name, (kind, _) in SETTINGS.items() if kind is n
 
 @dataclass(frozen=True)
 class HorovodSlot:
-    """The slot that elastic `horovodrun` gives to a process; `horovod_slot` returns it."""
-
     address: str  # of the driver's key-value store
     port: int
     host: str  # as the host discovery script names it

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from edl.events import Event, EventKind, GenerationDetails, SwitchDetails
 from edl.records import SwitchParts
@@ -38,17 +39,9 @@ class EventExplanation:
     advice: str  # what to do
 
 
-def _normal(meaning: str, why: str, advice: str) -> EventExplanation:
-    return EventExplanation(Severity.NORMAL, meaning, why, advice)
-
-
-def _warning(meaning: str, why: str, advice: str) -> EventExplanation:
-    return EventExplanation(Severity.WARNING, meaning, why, advice)
-
-
-def _error(meaning: str, why: str, advice: str) -> EventExplanation:
-    return EventExplanation(Severity.ERROR, meaning, why, advice)
-
+_normal = partial(EventExplanation, Severity.NORMAL)
+_warning = partial(EventExplanation, Severity.WARNING)
+_error = partial(EventExplanation, Severity.ERROR)
 
 _NOTHING = "Nothing."
 

@@ -33,8 +33,6 @@ _SCORES = ("val", "valid", "validation", "eval", "test")  # losses of data that 
 
 @dataclass(frozen=True)
 class LearningSample:
-    """The loss and the learning rate of one step."""
-
     step: int  # from 1
     loss: float | None  # may be infinite or nan; None: not known
     learning_rate: float | None  # of the step's update; None: not known
@@ -122,8 +120,6 @@ RISE = 1.05  # of the learning rate: less is no rise
 
 
 class LearningPoint(NamedTuple):
-    """The means of the samples of one period."""
-
     step: int  # of its last sample
     at_s: float  # when that was read, since 1970
     loss: float | None  # the mean of its finite losses; None: there are none

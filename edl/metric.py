@@ -1,10 +1,8 @@
 """Define what a metric is: its declaration, and the values that it has at one moment.
 
-A :class:`Metric` is declared once, in :mod:`edl.metrics` or
-:mod:`edl.metrics`; `make docs` generates the tables of docs/reference/metrics.md from
-there. :mod:`edl.http.exposition` writes values in the formats that Prometheus reads. Names follow
-the rules of Prometheus: base units (seconds, bytes), ``_total`` behind counters, ``_info`` behind a
-metric whose value is always 1 and whose labels say something.
+A :class:`Metric` is declared once, in :mod:`edl.metrics`; `make docs` generates the tables of
+docs/reference/metrics.md from there. Names follow the rules of Prometheus: base units (seconds,
+bytes), ``_total`` behind counters, ``_info`` behind a metric whose value is always 1.
 """
 
 from __future__ import annotations

@@ -308,8 +308,6 @@ WORKER_METRICS = (
 
 @dataclass(frozen=True)
 class WorkerSnapshot:
-    """The state of a worker at one moment, from which `worker_samples` makes its metrics."""
-
     version: str  # of edl
     job: str
     host: str

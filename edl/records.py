@@ -265,8 +265,6 @@ class Liveness(StrEnum):
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The result of one HTTP request to a worker's port."""
-
     liveness: Liveness
     name: str | None = None  # who answered ("w3"), perhaps another one than was asked
 
@@ -364,8 +362,6 @@ class Request(Record):
 
 @dataclass(frozen=True)
 class Leader(Record):
-    """The record of the leader, at the node `leader`."""
-
     term: int  # grows with each leader
     worker: int
 

@@ -422,8 +422,6 @@ _STYLES = {Severity.NORMAL: "", Severity.WARNING: "yellow", Severity.ERROR: "red
 
 @dataclass(frozen=True)
 class TextLine:
-    """One line of a screen."""
-
     text: str  # may be longer than the screen is wide
     style: str = ""  # for rich, such as "bold"
 

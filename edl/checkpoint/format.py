@@ -296,8 +296,6 @@ def _opened(path: Location) -> Iterator[BinaryIO]:
 
 @dataclass(frozen=True)
 class _CheckpointHeader:
-    """The header of a checkpoint file."""
-
     length: int  # of LENGTH and header together, in bytes; the data begin there
     manifest: Manifest
     state: Any  # containers and plain values, as JSON values
@@ -513,8 +511,6 @@ class PartPlace:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a checkpoint that is there."""
-
     records: Mapping[str, TensorRecord]  # by name; `file` is empty for those in the part itself
     size: int  # of its file in bytes
 

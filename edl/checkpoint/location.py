@@ -1,15 +1,10 @@
 """Open the directory of checkpoints: a local one, or one of another file system, by a URL.
 
-:func:`location` turns what a user has written into a :class:`pathlib.Path`, or for a URL such as
-``s3://bucket/runs/17`` into a :class:`RemotePath`, which has those methods of a path that the rest
-of this package calls. The library fsspec knows the file systems; it is imported for URLs only.
-
-Two promises of local files are weaker elsewhere:
-
-1. A file appears whole or not at all where the file system can defer its end (fsspec's
-   ``autocommit=False``), as object stores do. In others, half a file may appear; reading notices
-   that by the length and the checksums.
-2. What is written is as durable as the file system makes it; there is no ``fsync``.
+A :class:`RemotePath` has those methods of a path that the rest of this package calls. The library
+fsspec knows the file systems; it is imported for URLs only. Two promises are weaker than locally:
+a file appears whole or not at all only where the file system can defer its end (fsspec's
+``autocommit=False``), as object stores do (reading notices half a file by length and checksums);
+and what is written is as durable as the file system makes it, without ``fsync``.
 """
 
 from __future__ import annotations

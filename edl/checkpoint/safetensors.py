@@ -148,8 +148,6 @@ def read_some(path: Location, names: Collection[str]) -> dict[str, memoryview]:
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a safetensors file."""
-
     length: int  # of LENGTH and header, in bytes
     metadata: Mapping[str, str]
     places: Mapping[str, tuple[int, int]]  # by name: first byte, end

@@ -233,8 +233,6 @@ Resume = Callable[
 
 
 class Checkpoints:
-    """An object that saves and restores one worker's state, for the training thread only."""
-
     def __init__(self, config: CheckpointConfig, records: JobRecords) -> None:
         self._config = config
         self._records = records

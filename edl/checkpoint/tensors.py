@@ -112,8 +112,6 @@ PART = re.compile(r"part-(\d{12})-[0-9a-f]{8}-\d{5}-of-\d{5}\.safetensors")
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """The description of one tensor in the header of a checkpoint."""
-
     kind: str  # as in `Blob`
     dtype: str
     shape: tuple[int, ...]

@@ -142,8 +142,6 @@ class JobRecords:
 
 
 class Durable(Protocol):
-    """The interface to copy and load the state that a checkpoint holds."""
-
     framework: str  # which checkpoints record
 
     def capture(self, share: StateShare = WHOLE_STATE) -> Any:
@@ -174,8 +172,6 @@ class CheckpointPosition:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """The settings of a job's checkpoints, as one start of the job has them."""
-
     directory: Location  # where checkpoints are written
     every_s: float  # between the begins of two saves
     keep: int  # the newest ones
@@ -191,8 +187,6 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class _Copy:
-    """A copy of the state, or of a part of it, that is to be written."""
-
     manifest: Manifest  # without what the job has learned, which is added
     owner: Owner  # the ring that saves
     state: PackedState  # what this worker writes of it

@@ -75,8 +75,6 @@ LastLineOption = Annotated[
 
 
 class LastLine:
-    """The last line that a command with an agent prints with `--json`."""
-
     def __init__(self, job: str | None, run: str | None) -> None:
         # what the line says so far; at first an end by an error without a reason
         self.result = AgentResult(job, run)

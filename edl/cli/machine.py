@@ -86,8 +86,6 @@ _TYPER: Any = import_module("typer.completion")  # it re-exports what is used he
 
 
 class Shell(StrEnum):
-    """A shell for which there is a script."""
-
     BASH = "bash"
     ZSH = "zsh"
     FISH = "fish"

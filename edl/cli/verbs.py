@@ -12,8 +12,6 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Verb:
-    """A command of `edl`, or a group of commands."""
-
     name: str  # as it is typed
     calls: str  # "module:function", in edl.cli; of a group ""
     summary: str = ""  # its line in the help of `edl`, at most 60 characters

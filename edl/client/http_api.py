@@ -121,7 +121,9 @@ class ApiClient:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         for _ in range(2):
             response, content = self._send(method, target, data, kind)
-            self._nonce = _nonce_of(response)
+            challenge = _CHALLENGE.fullmatch(response.headers.get("WWW-Authenticate", ""))
+            match = challenge or _NEXT.search(response.headers.get("Authentication-Info", ""))
+            self._nonce = match[1] if match else ""
             if response.status != 401 or self._key is None or not self._nonce:
                 break
         value = None
@@ -172,10 +174,3 @@ def _parts(url: str) -> SplitResult:
         if is_served and parts.path in ("", "/") and not (parts.query or parts.fragment):
             return parts
     raise UsageError(f"{url!r} is no URL of an HTTP API; write http://HOST:PORT")
-
-
-def _nonce_of(response: http.client.HTTPResponse) -> str:
-    challenge = _CHALLENGE.fullmatch(response.headers.get("WWW-Authenticate", ""))
-    further = _NEXT.search(response.headers.get("Authentication-Info", ""))
-    match = challenge or further
-    return match[1] if match else ""

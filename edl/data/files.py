@@ -44,7 +44,6 @@ Opened = TypeVar("Opened")
 
 
 def resolve(paths: Paths) -> tuple[str, ...]:
-    """Return the absolute paths of the files that `paths` names, sorted as strings."""
     if isinstance(paths, str | os.PathLike):
         paths = (paths,)
     wanted = [os.fspath(each) for each in paths]
@@ -79,7 +78,6 @@ def _named(path: str) -> list[str]:
 
 
 def compression_of(head: bytes) -> str | None:
-    """Return "gzip", "zstd", "bzip2" or "xz" if a file begins like one of these; else None."""
     for name, (offset, signature) in SIGNATURES.items():
         if head[offset : offset + len(signature)] == signature:
             return name
@@ -109,7 +107,6 @@ class Stamp:
 
     @classmethod
     def of(cls, file: str | int) -> Stamp:
-        """Return the present stamp of `file`, a path or an open file's descriptor."""
         try:
             status = os.stat(file)
         except OSError as error:
@@ -141,13 +138,11 @@ class Readable:
             os.close(self._descriptor)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes of the file, from byte `offset` on."""
         data = bytearray(length)
         self.read_into(memoryview(data), offset)
         return bytes(data)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill all of `buffer` (bytes) with the bytes of the file from byte `offset` on."""
         done = 0
         while done < len(buffer):
             try:
@@ -179,7 +174,6 @@ class PerProcess(Generic[Opened]):
         return type(self), (self._limit, self._weigh)
 
     def get(self, key: Any, make: Callable[[], Opened]) -> Opened:
-        """Return the cached object of `key`; if there is none, cache and return `make()`."""
         if self._process != os.getpid():
             self._begin()
         with self._lock:
@@ -242,8 +236,6 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Index:
-    """The records that one pass over a file has found."""
-
     # by name, one-dimensional, such as the first byte of each record
     arrays: Mapping[str, Integers] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)  # JSON values, such as types of columns
@@ -259,7 +251,6 @@ class Index:
         return int(crc)
 
     def payload(self) -> bytes:
-        """Return the whole index as bytes, from which `of_payload` makes an equal one."""
         head = {
             "arrays": {name: len(array) for name, array in sorted(self.arrays.items())},
             "facts": self.facts,
@@ -270,7 +261,6 @@ class Index:
 
     @classmethod
     def of_payload(cls, payload: bytes) -> Index:
-        """Return the index that `payload`, the result of `payload`, holds."""
         line = payload.index(b"\n") + 1
         head = json.loads(payload[:line])
         arrays, offset = {}, line

@@ -297,8 +297,6 @@ class Stateful(Protocol):
 
 @dataclass
 class _Mark:
-    """A state of a data set, kept to read again from its position."""
-
     at: int  # samples of the epoch before it
     state: Any  # the data set's `state_dict()`
     # digests of the next `HEAD` samples, or fewer yet, by which the state is checked

@@ -65,8 +65,6 @@ def text_lines(
 
 
 class TextLines(SpanDataset[Any]):
-    """A data set of the lines of text files; `text_lines` makes it and checks the encoding."""
-
     def __init__(
         self,
         paths: Paths,
@@ -98,7 +96,6 @@ class TextLines(SpanDataset[Any]):
 
 
 def index_lines(path: str, size: int, encoding: str | None, chunk_bytes: int) -> Index:
-    """Return an index of a file's lines: the first byte of each, and its length without newline."""
     newlines: list[Integers] = []
     offset = 0
     refuse_compressed(path)

@@ -61,8 +61,6 @@ def exposition(samples: Iterable[Sample], accept: str = "") -> tuple[bytes, str]
 
 
 class _Collector:
-    """A collector of the library that gives values that are there already."""
-
     def __init__(self, samples: dict[Metric, list[Sample]]) -> None:
         self._samples = samples
 

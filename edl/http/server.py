@@ -1,13 +1,8 @@
 """Serve the one HTTP port of a worker's daemon: its health, and further paths that are added to it.
 
-The server (:class:`DaemonServer`) runs on its own thread with an asyncio loop, and answers:
-
-- ``GET /health``: the JSON object that a function returns;
-- further path prefixes, added with :meth:`DaemonServer.add_route`; requests that change anything
-  need a signature (see :mod:`edl.http.signing`).
-
-Its socket has a long backlog (queue of connections that are not accepted yet), because all ranks of
-a ring connect at once.
+The server runs on its own thread with an asyncio loop. Requests that change anything need a
+signature (see :mod:`edl.http.signing`). Its socket has a long backlog (queue of connections that
+are not accepted yet), because all ranks of a ring connect at once.
 """
 
 from __future__ import annotations
@@ -50,8 +45,6 @@ REQUEST_S = 30.0  # for a request to arrive completely
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A complete HTTP request."""
-
     method: str
     path: str  # as it was sent, without the query; nothing is percent-decoded
     query: str  # after the first "?"; empty without one
@@ -66,8 +59,6 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class Response:
-    """An HTTP answer to a request."""
-
     status: int
     body: bytes = b""
     content_type: str = "application/octet-stream"
@@ -75,8 +66,6 @@ class Response:
 
 
 class _TooLarge(Exception):
-    """The error that a callback of the parser raises to refuse a request that is too large."""
-
     def __init__(self, status: int) -> None:
         self.status = status  # 413, 414 or 431
 

@@ -119,8 +119,6 @@ OF_SCALING = ("scaling", "batch", "ramp")
 
 @dataclass(frozen=True)
 class LearningRate:
-    """The schedule and the scaling that a policy sets for a job's learning rate."""
-
     schedule: Schedule | None  # by trained samples; None: the rate of the script is the base
     scaling: Scaling | None  # by the global batch
 
@@ -254,8 +252,6 @@ HOLD_S = 1800.0
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """A parsed policy file, as `parse_policy` returns it."""
-
     text: str
     size: Rule | CustomRule | None = None  # None: only people change the number of workers
     hold_s: float = HOLD_S  # so long the rule does not change a number that a person asked for

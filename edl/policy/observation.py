@@ -138,8 +138,6 @@ class Rule(Protocol):
 
 
 class Lines:
-    """The lines of a policy file, by which error messages name the line of a key."""
-
     def __init__(self, text: str, source: str) -> None:
         self._source = source
         self._lines = text.splitlines()

@@ -322,8 +322,6 @@ class _Steps(NamedTuple):
 
 
 class _Fits:
-    """The search for the parameters of several jobs at once."""
-
     def __init__(self, many: Sequence[Sequence[StepTimeSample]]) -> None:
         ordered = [
             sorted(one, key=lambda step: (step.workers, step.hosts, step.batch, step.step_s))

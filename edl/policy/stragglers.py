@@ -47,8 +47,6 @@ class StragglerCause(StrEnum):
 
 @dataclass(frozen=True)
 class Times(Record):
-    """The mean times of one worker over its last steps, each for one step."""
-
     worker: int
     host: str
     samples: float
@@ -64,8 +62,6 @@ class Times(Record):
 
 @dataclass(frozen=True)
 class StragglerReport:
-    """A finding about slow workers."""
-
     workers: tuple[int, ...]  # empty: the network slows all workers alike
     host: str  # if these are all workers of one host; else empty
     at: StragglerCause

@@ -47,8 +47,6 @@ class Killed(BaseException):
 
 
 class Phase(Enum):
-    """How far a member is in a collective."""
-
     BEFORE = "before"  # it has contributed nothing
     CONTRIBUTED = "contributed"  # it waits for the others
     DONE = "done"  # it has its result
@@ -65,8 +63,6 @@ class CollectivePoint(NamedTuple):
 
 @dataclass
 class _Operation:
-    """One collective of a ring."""
-
     name: str  # the same on all members
     kind: str  # "allgather", "broadcast", "average", "sum" or "max"
     # rank -> its data, and what must be equal on all (kind, then dtype and shape, or the root)

@@ -60,8 +60,7 @@ logger = logging.getLogger(__name__)
 #   `rank` itself is empty.
 #
 # An answer is the length of each of its `size` entries (32 bits, the high byte first), then the
-# entries: for addresses 4 + 136 bytes a member. This module only computes; `rendezvous` calls
-# `question` for each key that is asked for, waits for the values, and calls `answer`.
+# entries: for addresses 4 + 136 bytes a member.
 
 MOST_MEMBERS = 1024
 ADDRESS_BYTES = 136  # of Gloo's Address: a sockaddr_storage and a sequence number
@@ -148,16 +147,12 @@ def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str
 
 @dataclass
 class _Gathering:
-    """The requests that wait until each key of one set of keys is stored."""
-
     missing: set[str]  # keys that are not stored yet
     held: set[asyncio.Future[None]] = field(default_factory=set)  # released at a close, too
 
 
 @dataclass
 class _Scope:
-    """The content of an open scope, and the requests that wait for it."""
-
     values: dict[str, bytes] = field(default_factory=dict)  # by key
     size: int = 0  # bytes of all values
     # by key, the requests that wait for this key alone; None: the scope was closed
@@ -185,7 +180,7 @@ class RendezvousStore:
         self.close(self._scope)
         self._newest, self._scope, self._room = number, scope, _Scope()
         self._refused.clear()
-        self._look_again()
+        _answer_all(self._early, None)
 
     async def put(self, scope: str, key: str, value: bytes) -> int:
         """Store `value` under `key`, replacing an older one, and answer requests for the key."""
@@ -248,7 +243,7 @@ class RendezvousStore:
     def close_all(self) -> None:
         self.close(self._scope)
         self._newest, self._scope = sys.maxsize, ""
-        self._look_again()
+        _answer_all(self._early, None)
 
     @property
     def held(self) -> int:
@@ -278,9 +273,6 @@ class RendezvousStore:
             finally:
                 self._early.discard(future)
         return room
-
-    def _look_again(self) -> None:
-        _answer_all(self._early, None)
 
     async def _ask_mesh(self, room: _Scope, asked: MeshRequest) -> tuple[int, bytes]:
         await _gather(room, asked.keys)

@@ -1,12 +1,9 @@
 """Define who may read and write the nodes of a job or cluster: a session that knows its secret.
 
-This uses ZooKeeper's digest scheme: a session proves an identity, ``user:password``, and an ACL on
-each node names the identities that may read or change the node. An identity here (:class:`Access`)
-belongs to one job or one cluster, so a session may have several, and the secret of one job does not
-open another job. :meth:`edl.zookeeper.session.Session.identify` proves identities.
-
-No ACL covers ZooKeeper's ``exists``: a session that guesses the name of a node can find out that
-the node exists, how long its value is and when it was changed.
+This is ZooKeeper's digest scheme: a session proves identities, ``user:password``, and an ACL on
+each node names those that may read or change it. An identity (:class:`Access`) belongs to one job
+or cluster, so the secret of one job does not open another. No ACL covers ``exists``: who guesses
+the name of a node learns that it exists, how long its value is and when it was changed.
 """
 
 from __future__ import annotations
@@ -62,18 +59,13 @@ class Access:
 # ------------------------------------------------------------
 # Keep the secrets of jobs and clusters on this machine, in files that only this user can read.
 #
-# `edl run` calls three functions: `new_secret` makes the secret of a job; `announce` stores it
-# among the secrets of the job's name, before the job is created with it; `keep` makes it the
-# current secret of that name, once the job exists. Other commands of the same user find it here
-# (`candidates`). Two files under the state directory of edl hold the secrets:
+# `edl run` announces the secret of a job before the job is created with it, and keeps it once the
+# job exists. Two files under the state directory hold the secrets of `jobs/<job>`, and in the same
+# way those of `clusters/<cluster>`:
 #
-# - `jobs/<job>/secret`: the secret of the newest job of that name that was started or joined here;
-# - `jobs/<job>/secrets`: the newest 64 secrets of that name, that one included, the newest last. A
-#   job of the same name may live in another ZooKeeper, and only a process that has the secret of an
-#   ended job can replace it.
-#
-# Those of clusters are kept in the same way, in `clusters/<cluster>`. The functions take
-# `of=CLUSTERS` for them.
+# - `secret`: that of the newest job of that name that was started or joined here;
+# - `secrets`: the newest 64 of that name, the newest last. A job of the same name may live in
+#   another ZooKeeper, and only a process that has the secret of an ended job can replace it.
 #
 # A worker gets the secret as EDL_SECRET in its environment; it is never on a command line.
 

@@ -59,8 +59,6 @@ class Write:
 
 @dataclass(frozen=True)
 class _Term(Record):
-    """The field of the leader node that the election reads; the others describe the leader."""
-
     term: int  # of the newest term, from 1
 
 

@@ -129,8 +129,6 @@ class EventLogNodes(Generic[E]):
 
 
 class EventNodes(EventLogNodes[Event]):
-    """The event log of one job; events are numbered from 0."""
-
     # In a job that was written again after ZooKeeper had lost it, the numbers begin at a multiple
     # of `job_copy.NUMBERS`, so that none is used twice.
 

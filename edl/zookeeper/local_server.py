@@ -1,9 +1,8 @@
 """Run a real standalone ZooKeeper for this user on this machine, when there is no other.
 
-Start it with :func:`start_local` and end it with :func:`stop_local`. There is one server for each
-directory with a server's files. It listens on one address, 127.0.0.1 unless the user names another,
-and outlives the process that started it. Other processes recognize it by its command line, which
-names the configuration file in that directory; edl never signals or writes to any other process.
+There is one server for each directory with a server's files. It listens on one address, 127.0.0.1
+unless the user names another, and outlives the process that started it. Other processes recognize
+it by its command line, which names the configuration file; edl never signals any other process.
 """
 
 from __future__ import annotations
@@ -113,8 +112,6 @@ _LOGBACK = """\
 
 @dataclass(frozen=True)
 class LocalServer:
-    """The local ZooKeeper that runs on this machine, as `local_status` has found it."""
-
     hosts: str  # as this machine reaches it, such as "127.0.0.1:PORT"
     address: str  # that it listens on; "0.0.0.0": all of this machine
     port: int
@@ -223,8 +220,6 @@ def local_trouble(hosts: str, state_dir: Path | None = None) -> str:
 
 
 class _ServerFiles:
-    """The files of the local ZooKeeper in its state directory, and the process that uses them."""
-
     def __init__(self, state_dir: Path | None) -> None:
         self.directory = (state_dir or config.state_dir() / "zookeeper").absolute()
         self.data = self.directory / "data"

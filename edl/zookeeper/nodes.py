@@ -564,8 +564,6 @@ R = TypeVar("R", bound=Record)
 
 
 class NodePaths(Protocol):
-    """The paths that `Nodes` needs of the nodes of a job or a cluster."""
-
     events: str
 
     def event(self, number: int) -> str:
@@ -674,8 +672,6 @@ class Nodes(ABC, Generic[P]):
 
 
 class JobNodes(Nodes[JobPaths]):
-    """Access to the nodes of one job through one session."""
-
     def __init__(self, session: Session, job_name: str) -> None:
         super().__init__(session, JobPaths(job_name), f"job {job_name}")
         self._run: str | None = None

@@ -54,8 +54,6 @@ GET, CHILDREN, _EXISTS = "get_async", "get_children_async", "exists_async"
 
 @dataclass(frozen=True)
 class Read:
-    """A read of one node, which `read_all` can send."""
-
     method: str  # of kazoo's client
     path: str
     # called once, on kazoo's connection thread, when the node changes or the connection is lost, so
@@ -155,8 +153,6 @@ Watcher = Callable[[object], None]
 
 @dataclass(frozen=True)
 class WatchedRead:
-    """A read of one node that sets a watch; it can be sent like any request."""
-
     read: Read
     watch: Watcher
 
@@ -235,8 +231,6 @@ class _ReadRequest(NamedTuple):
 
 
 class _WatchRequest(NamedTuple):
-    """The request that sets many watches."""
-
     client: KazooClient  # in which the watches are noted
     zxid: int  # since which a change counts
     watched: tuple[tuple[bool, str, Watcher], ...]  # of children?, path, who is called
@@ -346,8 +340,6 @@ def _is_watched(issue: Issue) -> TypeGuard[Read]:
 
 @dataclass(frozen=True)
 class Watch:
-    """The callback that kazoo calls when the watch of `read` fires."""
-
     # Equal for equal reads, so that kazoo keeps, and calls, only one of them.
     reads: WatchedReads = field(repr=False)
     read: Read

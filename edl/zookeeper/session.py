@@ -1,16 +1,10 @@
 """Keep one ZooKeeper session open, with calls that answer or fail in bounded time.
 
-kazoo reconnects in the background without end. :class:`Session` adds what kazoo does not do:
-
-- A call never waits longer than ``request_timeout_s``, for each 250 requests that it sends, and
-  then raises CoordinationError, so no thread of edl hangs when ZooKeeper is away.
-- A client also reconnects to a ZooKeeper that has lost its data
-  (:class:`edl.zookeeper.kazoo_client.Client`).
-- ``epoch`` tells one session from the next: the ephemeral nodes of an earlier session are gone.
-- A session belongs to a job (``access``): all nodes that it creates are closed to others.
-
-Logging: kazoo reports every lost connection as a warning. This module sends all that kazoo says to
-the logger ``edl.zookeeper.kazoo`` at DEBUG, without keys.
+kazoo reconnects in the background without end. Here a call waits ``request_timeout_s`` at most, for
+each 250 requests that it sends, and then raises CoordinationError, so no thread hangs when
+ZooKeeper is away. ``epoch`` tells one session from the next, as the ephemeral nodes of an earlier
+one are gone. A session belongs to a job (``access``): all nodes that it creates are closed to
+others. What kazoo says goes to the logger ``edl.zookeeper.kazoo`` at DEBUG, without keys.
 """
 
 from __future__ import annotations

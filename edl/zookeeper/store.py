@@ -242,8 +242,6 @@ MOST_BYTES = 2**18  # of all messages before the training; ZooKeeper refuses a n
 
 
 class ScriptMessageNode:
-    """The node of a job with what its workers have exchanged before the training."""
-
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
@@ -288,8 +286,6 @@ def _size(values: Mapping[str, Any]) -> int:
 
 
 class PolicyNodes:
-    """The nodes of one job that hold its policy and what it has learned of its sizes."""
-
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
@@ -361,8 +357,6 @@ class ProfileNode:
 
 
 class RequestNodes:
-    """The nodes of the requests to the leader of one job; requests are numbered from 0."""
-
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
@@ -415,8 +409,6 @@ class RequestNodes:
 
 
 class MemberNodes:
-    """The nodes of the workers of one job, their candidate nodes, and the evictions of workers."""
-
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
@@ -478,8 +470,6 @@ def _is_of(attempt_id: str, values: Mapping[str, Any]) -> bool:
 
 
 class HostNodes:
-    """The nodes of the agents of a job, one for each host."""
-
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
@@ -519,8 +509,6 @@ class HostNodes:
 
 
 class SlotNodes:
-    """The nodes of the edl-worker processes of a job under horovodrun, one for each slot."""
-
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
@@ -556,8 +544,6 @@ def job_election(nodes: JobNodes, worker: int) -> Election:
 
 
 class DecisionWriter:
-    """The writer of the decisions of a job's leader during one term."""
-
     def __init__(self, nodes: JobNodes, leadership: Leadership) -> None:
         self._nodes = nodes
         self._leadership = leadership
@@ -649,8 +635,6 @@ class DecisionWriter:
 
 
 class WorkerView(NamedTuple):
-    """The records of a job that a worker reads while it does not lead."""
-
     job: Job
     generation: Generation | None  # None before the first one
     evicted: Mapping[int, str]  # the reason of each eviction, by worker
