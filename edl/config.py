@@ -202,14 +202,12 @@ def misspelled(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 SIMILAR = 0.85  # of difflib's ratio, from 0 to 1
 OLD_NAMES = {"borrowed_file": "lent_file"}  # of settings, in older versions of edl
 KINDS = (Config, Sizes, JobSettings)
-
 SETTINGS: Mapping[str, tuple[type, Any]] = {
     one.name: (kind, hints[one.name])
     for kind, hints in ((kind, get_type_hints(kind)) for kind in KINDS)
     for one in fields(kind)
     if not (kind is Config and one.name in ("sizes", "job_settings"))
 }
-
 OF_THE_JOB = frozenset(name for name, (kind, _) in SETTINGS.items() if kind is not Config)
 
 

@@ -42,9 +42,7 @@ class EventExplanation:
 _normal = partial(EventExplanation, Severity.NORMAL)
 _warning = partial(EventExplanation, Severity.WARNING)
 _error = partial(EventExplanation, Severity.ERROR)
-
 _NOTHING = "Nothing."
-
 EXPLANATIONS: Mapping[EventKind, EventExplanation] = {
     EventKind.LEADER: _normal(
         "A worker leads the job from now on: it decides which workers are in the ring.",
@@ -268,7 +266,6 @@ EXPLANATIONS: Mapping[EventKind, EventExplanation] = {
         "`edl run --resume` goes on from the newest checkpoint.",
     ),
 }
-
 LAST_WORDS = "; the last line of "  # in the sentence that says how a job has failed
 CHANGE_KINDS = ("start", "join", "leave", "migrate", "crash", "rebuild")
 

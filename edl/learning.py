@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 from edl.record import Record
@@ -241,19 +241,8 @@ class LossTrend(Record):
         return replace(new, told=mean), new._spike(mean)
 
     def _spike(self, loss: float | None) -> LossSpike:
-        return LossSpike(
-            loss=loss,
-            lowest=self.lowest,
-            lowest_step=self.lowest_step,
-            first=self.first,
-            learning_rate=self.learning_rate,
-            rate_before=self.rate_before,
-            rate_step=self.rate_step,
-            np_before=self.np_before,
-            np_after=self.np_after,
-            is_mean=self.is_mean,
-            rate_after=self.rate_after,
-        )
+        known = {one.name: getattr(self, one.name) for one in fields(LossSpike)[1:]}
+        return LossSpike(loss, **known)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,6 @@ def _renamed(values: Any, names: Mapping[str, str]) -> Any:
 
 DICT = "dict"
 _FACTORIES = (bool, bytes, dict, float, int, list, set, str, tuple)  # of defaultdicts
-
 _MAKERS: dict[str, Callable[[dict[Any, Any]], dict[Any, Any]]] = {
     DICT: dict,
     "Counter": Counter,

@@ -22,7 +22,6 @@ from edl.errors import CheckpointError, UsageError
 from edl.text import aligned, counted
 
 MAX_CHECKED_BYTES = 10**9  # read and compared in about 2 s
-
 SourceArgument = Annotated[
     str,
     typer.Argument(

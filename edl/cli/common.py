@@ -100,7 +100,6 @@ WaitTimeoutOption = Annotated[
         help="How long to wait, if at all. Default: as long as it takes.",
     ),
 ]
-
 _UNLIMITED_COLUMNS = 1_000_000
 FOLLOW_S = 0.5  # how often --watch, --follow and waiting verbs look again
 

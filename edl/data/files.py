@@ -32,14 +32,12 @@ logger = logging.getLogger(__name__)
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 OPEN_FILES = 128  # kept open by one source in one process
-
 SIGNATURES = {  # (offset, bytes) by which a compressed file is known
     "gzip": (0, b"\x1f\x8b\x08"),
     "zstd": (0, b"\x28\xb5\x2f\xfd"),
     "bzip2": (4, b"1AY&SY"),
     "xz": (0, b"\xfd7zXZ\x00"),
 }
-
 Opened = TypeVar("Opened")
 
 

@@ -104,7 +104,6 @@ def suggestion(answer: Any, rule: CustomRule) -> Suggestion:
 # Read the table [learning_rate] of a policy: a schedule by samples, and a scaling by batch.
 
 TABLE = "learning_rate"
-
 SCHEDULES: Mapping[str, type[Schedule]] = {
     "constant": Constant,
     "step": Step,
@@ -113,7 +112,6 @@ SCHEDULES: Mapping[str, type[Schedule]] = {
     "one-cycle": OneCycle,
     "knee": Knee,
 }
-
 OF_SCALING = ("scaling", "batch", "ramp")
 
 
@@ -244,7 +242,6 @@ RULES: Mapping[str, type[Any]] = {
     "goodput": Goodput,
     "votes": Votes,
 }
-
 TABLES = ("size", "batch", "learning_rate", "stragglers")
 COMMON = ("rule", "hold", "data_wait")  # keys that each rule may have
 HOLD_S = 1800.0

@@ -137,7 +137,6 @@ def _candidates(now: Observation, batching: Batching, size: int) -> list[int]:
 # within the highest cost.
 
 HOUR_S = 3600.0
-
 UNKNOWN_END = (
     "nobody knows how much is left to train: only edl's loaders tell, with the number of epochs"
 )

@@ -22,7 +22,6 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE, Permissions, make_acl, make_dig
 from edl.secret_file import derived
 
 OPEN = OPEN_ACL_UNSAFE
-
 SHARED = [
     # No WRITE and no ADMIN: nobody can shut all others out by changing this ACL.
     make_acl("world", "anyone", read=True, create=True, delete=True)

@@ -33,7 +33,6 @@ from edl.errors import CoordinationError, UsageError
 
 DEBIAN_JAR = Path("/usr/share/java/zookeeper.jar")
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-
 _JVM = (
     "-Xmx256m",
     "-XX:+UseSerialGC",

@@ -71,7 +71,6 @@ AWAY = (
     OperationTimeoutError,
     KazooTimeoutError,
 )
-
 BATCH = 250  # requests that are sent together: a time limit must be enough for all of them
 _EXPIRING_S = 1.0  # until a client learns that its session is over
 ANSWERS = (NoNodeError, NodeExistsError, BadVersionError, NotEmptyError)
