@@ -50,8 +50,6 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The clock of this machine, for threads that the operating system schedules."""
-
     now_s = staticmethod(time.monotonic)
     sleep = staticmethod(time.sleep)
     condition = staticmethod(threading.Condition)

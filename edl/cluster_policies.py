@@ -27,23 +27,7 @@ def load_policy(name: str, parameters: Mapping[str, Any] = MappingProxyType({}))
 
 
 def load_own_policy(name: str, parameters: Mapping[str, Any] = MappingProxyType({})) -> OwnPolicy:
-    """Return the policy `name`, "module:Class", that a user has written; see `load_policy`."""
     module, _, attribute = name.partition(":")
-    return own_policy(name, _imported(name, module, attribute), parameters)
-
-
-def policy_of(settings: ClusterRecord) -> ClusterPolicy:
-    """Return the policy of a live cluster, with the parameters that its `settings` give."""
-    return load_policy(settings.policy, settings.parameters)
-
-
-def is_own(name: str) -> bool:
-    """Return whether `name` has the form `module:Class`, the name of a user's policy."""
-    return module_and_function(name) is not None
-
-
-def _imported(name: str, module: str, attribute: str) -> object:
-    """Import `module`, and return what it has under the name `attribute`."""
     with suppress(OSError):  # the working directory was removed
         here = os.getcwd()
         if here not in sys.path:
@@ -59,5 +43,12 @@ def _imported(name: str, module: str, attribute: str) -> object:
         ) from error
     if not hasattr(found, attribute):
         raise UsageError(f"there is no {attribute} in {found.__file__ or module}, for {name}")
-    kept: object = getattr(found, attribute)
-    return kept
+    return own_policy(name, getattr(found, attribute), parameters)
+
+
+def policy_of(settings: ClusterRecord) -> ClusterPolicy:
+    return load_policy(settings.policy, settings.parameters)
+
+
+def is_own(name: str) -> bool:
+    return module_and_function(name) is not None

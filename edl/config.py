@@ -33,7 +33,6 @@ from edl.spec import variable as variable_of
 
 
 def read_policy(policy: str | os.PathLike[str], reader: str) -> tuple[str, str]:
-    """Return the text of a policy, and the name of its source for messages."""
     if isinstance(policy, str) and "\n" in policy:
         return policy, reader
     try:
@@ -48,11 +47,8 @@ def read_policy(policy: str | os.PathLike[str], reader: str) -> tuple[str, str]:
 
 
 LOOPBACK = "127.0.0.1"
-
 _INHERITED_TEMPLATE = "EDL_INHERITED_TEMPLATE"  # SOCKET:PROCESS
-
 STATE_VARIABLE = "EDL_STATE_DIR"  # of the agents of `edl host`, whatever a manifest says of HOME
-
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -140,7 +136,6 @@ class Config:
 
     @property
     def own_address(self) -> str:
-        """The IPv4 address or name at which this worker listens and other workers reach it."""
         return self.address or LOOPBACK
 
 
@@ -156,11 +151,11 @@ def load(
     file_values = _read_file(environ)
     found: dict[type, dict[str, Any]] = {kind: {} for kind in KINDS}
     for name, (kind, hint) in SETTINGS.items():
-        given, old = arguments.get(name), OLD_NAMES.get(name, name)
+        value, old = arguments.get(name), OLD_NAMES.get(name, name)
         of_environment = environ.get(variable_of(name)) or environ.get(variable_of(old))
-        if given is not None:
-            is_text = isinstance(given, str) and hint is not str
-            found[kind][name] = (_parse if is_text else _typed)(name, given, hint)
+        if value is not None:
+            is_text = isinstance(value, str) and hint is not str
+            found[kind][name] = (_parse if is_text else _typed)(name, value, hint)
         elif of_environment:
             found[kind][name] = _parse(variable_of(name), of_environment, hint)
         elif name in file_values or old in file_values:
@@ -168,18 +163,14 @@ def load(
             found[kind][name] = _parse(f"edl.toml: {name}", text, hint)
         elif defaults.get(name) is not None:
             found[kind][name] = defaults[name]
-    _take_secret(found[Config], arguments, _of_environment(environ), file_values, defaults)
+    given = {name: environ.get(variable_of(name)) for name in ("secret", "secret_file")}
+    in_environment = {name: value for name, value in given.items() if value}
+    _take_secret(found[Config], arguments, in_environment, file_values, defaults)
     job_settings = JobSettings(**found[JobSettings])
     return Config(**found[Config], sizes=Sizes(**found[Sizes]), job_settings=job_settings)
 
 
-def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    given = {name: environ.get(variable_of(name)) for name in ("secret", "secret_file")}
-    return {name: value for name, value in given.items() if value}
-
-
 def _take_secret(found: dict[str, Any], *places: Mapping[str, Any]) -> None:
-    """Let the first place that gives the secret, or a file with it, decide the secret in `found`"""
     # Otherwise the path in `found` becomes empty, and the secret in `found` stays as it is.
     for place in places:
         secret, path = place.get("secret"), place.get("secret_file")
@@ -197,7 +188,6 @@ def _take_secret(found: dict[str, Any], *places: Mapping[str, Any]) -> None:
 
 
 def misspelled(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables that look like misspelled settings of edl."""
     environ = os.environ if environ is None else environ
     known = {variable_of(name).removeprefix("EDL_"): variable_of(name) for name in SETTINGS}
     found = {}
@@ -210,25 +200,19 @@ def misspelled(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 SIMILAR = 0.85  # of difflib's ratio, from 0 to 1
-
 OLD_NAMES = {"borrowed_file": "lent_file"}  # of settings, in older versions of edl
-
 KINDS = (Config, Sizes, JobSettings)
-
 SETTINGS: Mapping[str, tuple[type, Any]] = {
     one.name: (kind, hints[one.name])
     for kind, hints in ((kind, get_type_hints(kind)) for kind in KINDS)
     for one in fields(kind)
     if not (kind is Config and one.name in ("sizes", "job_settings"))
 }
-
 OF_THE_JOB = frozenset(name for name, (kind, _) in SETTINGS.items() if kind is not Config)
 
 
 @dataclass(frozen=True)
 class HorovodSlot:
-    """The slot that elastic `horovodrun` gives to a process; `horovod_slot` returns it."""
-
     address: str  # of the driver's key-value store
     port: int
     host: str  # as the host discovery script names it
@@ -259,7 +243,6 @@ _OF_A_SLOT = {
 
 
 def horovod_slot(environ: Mapping[str, str] | None = None) -> HorovodSlot | None:
-    """Return the slot of elastic `horovodrun` that this process was started for."""
     environ = os.environ if environ is None else environ
     if environ.get("HOROVOD_ELASTIC") != "1" or not environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"):
         return None
@@ -277,17 +260,14 @@ def horovod_slot(environ: Mapping[str, str] | None = None) -> HorovodSlot | None
 
 
 def horovod_size() -> int:
-    """Return HOROVOD_SIZE, the number of workers as a launcher that is not elastic has set it."""
     return int(_parse("HOROVOD_SIZE", os.environ.get("HOROVOD_SIZE") or "1", int))
 
 
 def log_of_worker() -> str:
-    """Return the path of this worker's log file, as the agent that started the worker has set it"""
     return os.environ.get("EDL_LOG_FILE", "")
 
 
 def environment_for_worker() -> dict[str, str]:
-    """Return a copy of this process's environment, to start a worker with."""
     dropped = {*_OF_A_SLOT, "HOROVOD_ELASTIC", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"}
     dropped |= {variable_of(name) for name in OF_THE_JOB}
     dropped |= {_INHERITED_TEMPLATE, STATE_VARIABLE, "EDL_DEVICE", variable_of("secret_file")}
@@ -295,7 +275,6 @@ def environment_for_worker() -> dict[str, str]:
 
 
 def environment() -> dict[str, str]:
-    """Return a copy of this process's environment, to build the environment of a child from."""
     return dict(os.environ)
 
 
@@ -314,8 +293,6 @@ def environment_at_start() -> dict[str, str]:
 
 
 def trace_exporters() -> tuple[tuple[str, ...], ...]:
-    """Return the OpenTelemetry exporters that spans go to; empty: the environment asks for none."""
-
     def of(name: str) -> str:
         return os.environ.get(f"OTEL_{name}", "").strip().lower()
 
@@ -332,7 +309,6 @@ def trace_exporters() -> tuple[tuple[str, ...], ...]:
 
 
 def set_environment(values: Mapping[str, str | None]) -> None:
-    """Set environment variables of this process, for edl, child processes and C++ libraries."""
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
@@ -341,12 +317,10 @@ def set_environment(values: Mapping[str, str | None]) -> None:
 
 
 def cache_dir() -> Path:
-    """Return the user's cache directory of edl, and create it if it does not exist."""
     return _user_dir("XDG_CACHE_HOME", ".cache")
 
 
 def state_dir() -> Path:
-    """Return the user's state directory of edl, and create it if it does not exist."""
     if given := os.environ.get(STATE_VARIABLE):
         path = Path(given)
         path.mkdir(parents=True, exist_ok=True)
@@ -359,7 +333,6 @@ def state_dir() -> Path:
 
 
 def home_dir() -> str:
-    """Return the path of the user's home directory: HOME, or else that in the user database."""
     try:
         return str(Path.home())
     except RuntimeError as error:
@@ -407,7 +380,6 @@ def _as_text(value: Any) -> str:
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
-    """Return the value that a program gives for the setting `name`, as a value of type `hint`."""
     try:
         if hint in (int, int | None):
             return operator.index(value)
@@ -423,7 +395,6 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
 
 
 def _kind(hint: Any) -> str:
-    """Return the words that an error message uses for the values of a setting."""
     if hint == tuple[int, ...]:
         return "whole numbers with commas between, like 1,2,4"
     kinds = {int: "an integer", float: "a number", bool: "1 or 0", str: "text"}
@@ -431,7 +402,6 @@ def _kind(hint: Any) -> str:
 
 
 def _parse(name: str, text: str, hint: Any) -> Any:
-    """Return the value of type `hint` that `text` stands for."""
     try:
         if hint in (int, int | None):
             return int(text)

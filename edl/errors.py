@@ -117,7 +117,6 @@ def nearest(name: str, names: Sequence[str]) -> list[str]:
 
 
 def _known(name: str, known: Sequence[str], what: str, none: str) -> str:
-    """Return a clause for the end of a message about `name`, which is not among `known`."""
     near = nearest(name, known) if len(known) > FEW else known
     which = f"the nearest of {len(known)}" if len(known) > FEW else f"known {what}"
     return f"; {which}: {', '.join(near)}" if known else f"; {none}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from edl.events import Event, EventKind, GenerationDetails, SwitchDetails
 from edl.records import SwitchParts
@@ -38,20 +39,10 @@ class EventExplanation:
     advice: str  # what to do
 
 
-def _normal(meaning: str, why: str, advice: str) -> EventExplanation:
-    return EventExplanation(Severity.NORMAL, meaning, why, advice)
-
-
-def _warning(meaning: str, why: str, advice: str) -> EventExplanation:
-    return EventExplanation(Severity.WARNING, meaning, why, advice)
-
-
-def _error(meaning: str, why: str, advice: str) -> EventExplanation:
-    return EventExplanation(Severity.ERROR, meaning, why, advice)
-
-
+_normal = partial(EventExplanation, Severity.NORMAL)
+_warning = partial(EventExplanation, Severity.WARNING)
+_error = partial(EventExplanation, Severity.ERROR)
 _NOTHING = "Nothing."
-
 EXPLANATIONS: Mapping[EventKind, EventExplanation] = {
     EventKind.LEADER: _normal(
         "A worker leads the job from now on: it decides which workers are in the ring.",
@@ -275,9 +266,7 @@ EXPLANATIONS: Mapping[EventKind, EventExplanation] = {
         "`edl run --resume` goes on from the newest checkpoint.",
     ),
 }
-
 LAST_WORDS = "; the last line of "  # in the sentence that says how a job has failed
-
 CHANGE_KINDS = ("start", "join", "leave", "migrate", "crash", "rebuild")
 
 
@@ -293,7 +282,6 @@ def kind_of_change(generation: int, new: GenerationDetails) -> str:
 
 
 def cost(event: Event) -> str:
-    """Return the time that a switch has cost, in words; empty if `event` is of another kind."""
     if not isinstance(event.details, SwitchDetails) or not event.details.workers:
         return ""
     by_number = sorted(event.details.workers.items(), key=lambda item: (len(item[0]), item[0]))
@@ -323,6 +311,5 @@ def _ms(seconds: float) -> str:
 
 
 def longest_stall(switch: SwitchDetails) -> SwitchParts | None:
-    """Return the parts of the old worker that `switch` held up longest, if it had any."""
     old = [parts for parts in switch.workers.values() if parts.role == "old"]
     return max(old, key=lambda parts: parts.stall_s, default=None)

@@ -18,12 +18,6 @@ from edl.record import Record
 from edl.records import SwitchParts
 from edl.text import excerpts
 
-# ------------------------------------------------------------
-# Define what all events of a job's event log have in common.
-#
-# A kind is a member of `EventKind` and has one subclass of `Details`, in `events`, from which all
-# names here are imported: it is there that each kind is registered.
-
 
 class EventKind(StrEnum):
     """The kind of an event, named by its value; its `Details` say when it is logged."""
@@ -101,11 +95,9 @@ class Event(Record):
 
     @property
     def kind(self) -> EventKind:
-        """The kind of this event, which is the kind of its details."""
         return self.details.kind
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as JSON values, with its kind; of a long text the middle is left out."""
         values: dict[str, Any] = excerpts({"kind": str(self.kind), **super().to_json()})
         return values
 

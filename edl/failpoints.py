@@ -41,7 +41,6 @@ NAMES = (
     "applied", "exchange", "exchanged", "agreed", "closed", "build", "built", "broadcast",
     "broken", "reported", "deciding", "decided", "finish",
 )  # fmt: skip
-
 _listeners: list[Callable[[str], None]] = []
 _last: dict[int, tuple[str, float]] = {}
 

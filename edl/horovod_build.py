@@ -15,7 +15,6 @@ from typing import Any
 MARKER = "edl_edits.json"  # beside horovod/__init__.py, in the wheel
 EDL_CALLS = "edl_calls"  # attribute of HorovodBasics: it is edl that calls init(), not the script
 ADDRESS = "ring-at-the-address"  # the patch that lets a ring be at any address of its host
-
 SLEEPING = "no-busy-waits"  # the patch that lets PyTorch's wait for a collective sleep
 
 
@@ -30,7 +29,6 @@ def installed_marker() -> dict[str, Any]:
 
 
 def read_installed(name: str) -> dict[str, Any]:
-    """Return the JSON object in a file of the installed Horovod."""
     try:
         path = Path(str(importlib.metadata.distribution("horovod").locate_file(name)))
         value = json.loads(path.read_text(encoding="utf-8"))

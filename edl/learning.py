@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 from edl.record import Record
@@ -25,20 +25,14 @@ from edl.text import workers
 # step and its learning rate, and reads the loss half a second later, when the device has computed
 # it.
 
-
 PERIOD_S = 0.5  # between two samples
-
 KEPT = 64  # samples that wait for a leader
-
 _RATES = ("learning_rate", "lr")
-
 _SCORES = ("val", "valid", "validation", "eval", "test")  # losses of data that is not trained
 
 
 @dataclass(frozen=True)
 class LearningSample:
-    """The loss and the learning rate of one step."""
-
     step: int  # from 1
     loss: float | None  # may be infinite or nan; None: not known
     learning_rate: float | None  # of the step's update; None: not known
@@ -78,7 +72,6 @@ class LearningMeter:
         self._step, self._mean, self._rate = step, means[name], rate
 
     def completed(self, step: int, np: int, now_s: float) -> None:
-        """Make a sample of `step`, which is complete."""
         self.due_s, self.wants_loss = now_s + PERIOD_S, True
         loss, read, is_mean = self._mean, self._read, self._has_means
         if read is not None:
@@ -92,7 +85,6 @@ class LearningMeter:
             self._samples.append(LearningSample(self._step, loss, rate, np, is_mean))
 
     def taken(self) -> tuple[LearningSample, ...]:
-        """Return the samples since the last call, the oldest first, at most `KEPT`."""
         found: list[LearningSample] = []
         with suppress(IndexError):
             while True:
@@ -101,7 +93,6 @@ class LearningMeter:
 
 
 def training_loss(means: Mapping[str, float]) -> str | None:
-    """Return the name of the training loss among `means`, if there is one."""
     names = [name for name in means if "loss" in name.lower() and not _is_score(name)]
     return min(names, key=lambda name: (len(name), name), default=None)
 
@@ -116,27 +107,19 @@ def _is_score(name: str) -> bool:
 
 
 MOST_POINTS = 120
-
 FIRST_PERIOD_S = 0.5
-
 MEAN_OF = 5  # losses: one alone says little
 # The loss has risen when each of the last MEAN_OF is TIMES the lowest mean, and above all losses of
 # the COMPARED before that mean. Of losses that only fluctuate, whatever their distribution, five in
 # a row are above the 40 before once in C(45, 5) = 1.2 million times.
 COMPARED = 40
-
 TIMES = 3.0
-
 OF_FIRST = 0.5  # less than so much of the first loss is no rise: a loss near 0 has multiples
-
 WELL_BELOW = 0.5  # of that: then it has fallen again
-
 RISE = 1.05  # of the learning rate: less is no rise
 
 
 class LearningPoint(NamedTuple):
-    """The means of the samples of one period."""
-
     step: int  # of its last sample
     at_s: float  # when that was read, since 1970
     loss: float | None  # the mean of its finite losses; None: there are none
@@ -145,7 +128,6 @@ class LearningPoint(NamedTuple):
     not_finite: int
 
     def and_then(self, later: LearningPoint) -> LearningPoint:
-        """Return the point of both periods; `later` follows this one."""
         finite = self.finite + later.finite
         sums = (one.loss * one.finite for one in (self, later) if one.loss is not None)
         return later._replace(
@@ -201,7 +183,6 @@ class LossTrend(Record):
     highest: float = 0.0  # of `recent` when the lowest mean was found
 
     def with_sample(self, sample: LearningSample) -> tuple[LossTrend, LossSpike | None]:
-        """Return what is known with `sample`, and what it shows to be wrong, if anything."""
         new = self._with_rate(sample)
         if sample.loss is None:
             return new, None
@@ -234,7 +215,6 @@ class LossTrend(Record):
         return replace(new, rate_after=max(rate, self.rate_after or 0.0))
 
     def _with_loss(self, step: int, loss: float) -> tuple[LossTrend, LossSpike | None]:
-        """Return what is known with a finite loss, and the finding if it has risen too far."""
         recent = (*self.recent, loss)[-COMPARED:]
         last = recent[-MEAN_OF:]
         mean = sum(last) / len(last)
@@ -261,20 +241,8 @@ class LossTrend(Record):
         return replace(new, told=mean), new._spike(mean)
 
     def _spike(self, loss: float | None) -> LossSpike:
-        """Return the finding with this `loss`; None: it is not finite."""
-        return LossSpike(
-            loss=loss,
-            lowest=self.lowest,
-            lowest_step=self.lowest_step,
-            first=self.first,
-            learning_rate=self.learning_rate,
-            rate_before=self.rate_before,
-            rate_step=self.rate_step,
-            np_before=self.np_before,
-            np_after=self.np_after,
-            is_mean=self.is_mean,
-            rate_after=self.rate_after,
-        )
+        known = {one.name: getattr(self, one.name) for one in fields(LossSpike)[1:]}
+        return LossSpike(loss, **known)
 
 
 @dataclass(frozen=True)
@@ -288,7 +256,6 @@ class LearningCurve(Record):
     def with_samples(
         self, samples: Sequence[LearningSample], at_s: float
     ) -> tuple[LearningCurve, tuple[tuple[int, LossSpike], ...]]:
-        """Return the curve with `samples`, and what they show to be wrong, by step."""
         curve, found = self, list[tuple[int, LossSpike]]()
         for sample in samples:
             curve = curve._back_to(sample.step)
@@ -299,7 +266,6 @@ class LearningCurve(Record):
         return curve, tuple(found)
 
     def columns(self) -> dict[str, list[float | None]]:
-        """Return the points as columns for charts: `step`, `loss`, `learning_rate`."""
         return {
             "step": [one.step for one in self.points],
             "loss": [one.loss for one in self.points],
@@ -339,7 +305,6 @@ def _point(sample: LearningSample, at_s: float) -> LearningPoint:
 def _added(
     points: tuple[LearningPoint, ...], point: LearningPoint, period_s: float
 ) -> tuple[LearningPoint, ...]:
-    """Return `points` with one more, combined with the last one if it is in the same period."""
     last = points[-1] if points else None
     if last is not None and last.at_s // period_s == point.at_s // period_s:
         return (*points[:-1], last.and_then(point))
@@ -352,7 +317,6 @@ def short(value: float) -> str:
 
 
 def spike_in_words(spike: LossSpike) -> str:
-    """Return a sentence that says how the loss goes wrong, with the learning rate."""
     whose = "of all workers" if spike.is_mean else "of one worker's batches"
     if spike.loss is None:
         what = "the loss is not finite (inf or nan) any more"
@@ -370,7 +334,6 @@ def spike_in_words(spike: LossSpike) -> str:
 
 
 def _rate_in_words(spike: LossSpike) -> str:
-    """Return a clause that says what the learning rate is, and when it rose."""
     rate, top = spike.learning_rate, spike.risen_to
     if rate is None or top is None:
         return "edl does not know the learning rate"

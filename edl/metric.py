@@ -1,10 +1,8 @@
 """Define what a metric is: its declaration, and the values that it has at one moment.
 
-A :class:`Metric` is declared once, in :mod:`edl.metrics` or
-:mod:`edl.metrics`; `make docs` generates the tables of docs/reference/metrics.md from
-there. :mod:`edl.http.exposition` writes values in the formats that Prometheus reads. Names follow
-the rules of Prometheus: base units (seconds, bytes), ``_total`` behind counters, ``_info`` behind a
-metric whose value is always 1 and whose labels say something.
+A :class:`Metric` is declared once, in :mod:`edl.metrics`; `make docs` generates the tables of
+docs/reference/metrics.md from there. Names follow the rules of Prometheus: base units (seconds,
+bytes), ``_total`` behind counters, ``_info`` behind a metric whose value is always 1.
 """
 
 from __future__ import annotations
@@ -62,7 +60,6 @@ class Metric:
 
 
 def counter(name: str, help: str, *labels: str) -> Metric:
-    """Return the declaration of a counter, whose `name` ends in `_total`."""
     return Metric(name, MetricType.COUNTER, help, labels)
 
 
@@ -75,7 +72,6 @@ def histogram(name: str, help: str, *labels: str) -> Metric:
 
 
 def info(name: str, help: str, *labels: str) -> Metric:
-    """Return the declaration of a metric that is always 1; its `name` ends in `_info`."""
     return Metric(name, MetricType.INFO, help, labels)
 
 

@@ -35,92 +35,61 @@ from edl.records import JobState, Stage, StepTotals, WorkerProgress
 from edl.status import JobStatus
 
 STALL_BOUNDS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-
 UNKNOWN = "unknown"  # the kind of a change whose generation event is not known (any more)
-
 PARTS = ("detect", "wait", "shutdown", "init", "broadcast", "first_step")
-
 STALLING = (*CHANGE_KINDS[1:], UNKNOWN)  # a start has no old workers, which it could hold up
-
 KEPT = 100  # generations whose kind is kept until the event of their switch comes
-
 JOB_INFO = info("edl_job_info", "The name of the job; always 1", "edl_job")
-
 JOB_STATE = gauge("edl_job_state", "1 for the state that the job is in, 0 for the others", "state")
-
 WORKERS = gauge("edl_workers", "Workers that are in ZooKeeper, by stage", "stage")
-
 RING_WORKERS = gauge("edl_ring_workers", "Workers in the newest ring; 0 when the job is over")
-
 DESIRED = gauge("edl_desired_workers", "Workers that are wanted, on all hosts together")
-
 MIN_WORKERS = gauge("edl_min_workers", "With fewer workers the job pauses")
-
 MAX_WORKERS = gauge("edl_max_workers", "More workers are not started")
-
 SLOTS = gauge("edl_slots", "Slots of all hosts that have an agent")
-
 DISABLED_SLOTS = gauge("edl_disabled_slots", "Slots in which no worker is started any more")
-
 BORROWED = gauge("edl_borrowed_workers", "Workers that are wanted in borrowed slots")
-
 GENERATION = gauge("edl_generation", "Number of the newest ring; it rises with each change of it")
-
 TERM = gauge("edl_term", "Number of the newest leader's term; it rises with each new leader")
-
 HAS_LEADER = gauge("edl_has_leader", "1 while the worker that leads is in ZooKeeper, else 0")
-
 STEP = gauge(
     "edl_job_step",
     "Steps that the job has completed, as its leader says; lower after a return to a checkpoint",
 )
-
 EPOCH = gauge("edl_epoch", "Number of the epoch, from 0")
-
 EPOCH_PROGRESS = gauge(
     "edl_epoch_progress_ratio", "Part of the epoch's samples that is trained, from 0 to 1"
 )
-
 REMAINING = gauge("edl_remaining_samples", "Samples to train until the end of the job, if known")
-
 UNTRAINED = gauge(
     "edl_untrained_samples",
     "Samples that were not trained because the script left an epoch before its end",
 )
-
 SPEED = gauge("edl_samples_per_second", "Samples that all workers train in a second, over 3 s")
-
 LAST_STEP = gauge(
     "edl_last_step_timestamp_seconds",
     "When the job completed its newest step, in seconds since 1970, by the leader's clock",
 )
-
 BATCH = gauge("edl_batch_size", "Samples of a batch of all workers together, if edl knows it")
-
 NOISE = gauge("edl_gradient_noise_scale", "Gradient noise scale in samples, if it is measured")
-
 STRAGGLER = gauge(
     "edl_straggler_ratio",
     "How much longer than the others' median the slowest worker computes; only while one does",
     "worker",
 )
-
 EVENTS = counter("edl_events_total", "Events of the job, as `edl events` shows them", "kind")
-
 CHANGES = counter(
     "edl_membership_changes_total",
     "New rings by what led to them: `start` (the job's first), `join`, `leave`, `migrate` (both), "
     "`crash` (a ring broke), `rebuild` (none of these)",
     "kind",
 )
-
 STALL = histogram(
     "edl_stall_seconds",
     "How long a change of the ring held its old workers up, the longest of them; `unknown`: the "
     "event that says what led to the change was removed from the log before the agent read it",
     "kind",
 )
-
 STALL_PARTS = counter(
     "edl_stall_part_seconds_total",
     "Time of these stalls by part: `wait`, `shutdown`, `init` and `broadcast` are the stall; "
@@ -128,7 +97,6 @@ STALL_PARTS = counter(
     "kind",
     "part",
 )
-
 JOB_METRICS = (
     *(BUILD_INFO, JOB_INFO, JOB_STATE, WORKERS, RING_WORKERS, DESIRED, MIN_WORKERS, MAX_WORKERS),
     *(SLOTS, DISABLED_SLOTS, BORROWED, GENERATION, TERM, HAS_LEADER, STEP, EPOCH, EPOCH_PROGRESS),
@@ -151,7 +119,6 @@ class EventCounts:
         self._kinds: dict[int, str] = {}
 
     def add(self, event: Event) -> None:
-        """Count `event`, an event of the job that was not given before."""
         self._events[event.kind] += 1
         if isinstance(event.details, GenerationDetails):
             kind = kind_of_change(event.generation, event.details)
@@ -163,7 +130,6 @@ class EventCounts:
             self._add_stall(event.details, self._kinds.get(event.generation, UNKNOWN))
 
     def _add_stall(self, switch: SwitchDetails, kind: str) -> None:
-        """Count how long a switch held up the old worker that waited longest, if it had any."""
         longest = longest_stall(switch)
         if longest is None:
             return
@@ -172,7 +138,6 @@ class EventCounts:
             self._parts[kind, part] += getattr(longest, f"{part}_s")
 
     def samples(self) -> list[Sample]:
-        """Return the values of the metrics about events."""
         return [
             *(EVENTS(count, kind) for kind, count in self._events.copy().items()),
             *(CHANGES(self._changes[kind], kind) for kind in CHANGE_KINDS),
@@ -183,18 +148,9 @@ class EventCounts:
 
 def job_samples(status: JobStatus, counts: EventCounts, connected: bool) -> list[Sample]:
     """Return the values of the metrics of a job, without those that nobody knows."""
-    return [
-        JOB_INFO(1, status.job),
-        *_written(status),
-        *((*_present(status), *_reported(status)) if connected else ()),
-        ZOOKEEPER_CONNECTED(int(connected)),
-        *counts.samples(),
-    ]
-
-
-def _written(status: JobStatus) -> list[Sample]:
-    """Return the values that change only when a record of the job is written to ZooKeeper."""
     found = [
+        JOB_INFO(1, status.job),
+        # These change only when a record of the job is written to ZooKeeper.
         *one_of(JOB_STATE, [*JobState], status.state),
         RING_WORKERS(status.world_size),
         DESIRED(sum((status.desired or status.assigned).values())),
@@ -206,20 +162,17 @@ def _written(status: JobStatus) -> list[Sample]:
     ]
     if status.max_np is not None:
         found.append(MAX_WORKERS(status.max_np))
-    return found
-
-
-def _present(status: JobStatus) -> list[Sample]:
-    stages = Counter(member.stage for member in status.members)
-    return [
-        *(WORKERS(stages[stage], stage) for stage in Stage),
-        SLOTS(sum(status.hosts.values())),
-        HAS_LEADER(int(status.leader is not None)),
-    ]
+    if connected:
+        found += _reported(status)
+    return [*found, ZOOKEEPER_CONNECTED(int(connected)), *counts.samples()]
 
 
 def _reported(status: JobStatus) -> list[Sample]:
+    stages = Counter(member.stage for member in status.members)
     found = [
+        *(WORKERS(stages[stage], stage) for stage in Stage),
+        SLOTS(sum(status.hosts.values())),
+        HAS_LEADER(int(status.leader is not None)),
         STEP(status.step),
         EPOCH(status.epoch),
         UNTRAINED(status.untrained),
@@ -241,7 +194,6 @@ def _reported(status: JobStatus) -> list[Sample]:
 
 
 def scrape_targets(snapshot: Snapshot) -> list[Mapping[str, Any]]:
-    """Return where the metrics of a job are, as Prometheus' HTTP service discovery reads it."""
     job = snapshot.job.name
     agents = [
         _target(host.address, host.metrics_port, edl_job=job, host=host.name)
@@ -267,7 +219,6 @@ def _target(address: str, port: int, **labels: str) -> Mapping[str, Any]:
 # with each worker. All workers of a ring count at the same rate: take the maximum of the rates over
 # the workers of a job, not their sum.
 
-
 WORKER_INFO = info(
     "edl_worker_info",
     "The job, the host and the name of this worker; always 1",
@@ -275,46 +226,37 @@ WORKER_INFO = info(
     "host",
     "worker",
 )
-
 LEADER = gauge("edl_leader", "1 on the worker that leads the job, as it knows, else 0")
-
 WORKER_GENERATION = gauge(
     "edl_worker_generation",
     "Number of the ring in which this worker trains; 0 before its first one",
 )
-
 WORKER_STEP = gauge(
     "edl_step",
     "Steps that the job has completed, as this worker knows; 0 before its first ring",
 )
-
 STEPS = counter(
     "edl_steps_total",
     "Steps that this worker has completed together with the others since it joined",
 )
-
 SAMPLES = counter(
     "edl_samples_total",
     "Samples that all workers together have trained since this worker joined",
 )
-
 STEP_DURATION = histogram(
     "edl_step_duration_seconds",
     "Time of a step on this worker, without the first step in each ring",
 )
-
 STEP_PARTS = counter(
     "edl_step_part_seconds_total",
     "Time of all steps on this worker by part: `data` (waiting for its batch), `compute` (its own "
     "work), `reduce` (waiting for the others, and the exchange of gradients)",
     "part",
 )
-
 STEP_AGE = gauge(
     "edl_worker_last_step_age_seconds",
     "Time since this worker completed its last step, or since its start",
 )
-
 WORKER_METRICS = (
     BUILD_INFO,
     WORKER_INFO,
@@ -332,8 +274,6 @@ WORKER_METRICS = (
 
 @dataclass(frozen=True)
 class WorkerSnapshot:
-    """The state of a worker at one moment, from which `worker_samples` makes its metrics."""
-
     version: str  # of edl
     job: str
     host: str

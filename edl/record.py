@@ -63,11 +63,8 @@ def _renamed(values: Any, names: Mapping[str, str]) -> Any:
 # A kind is a text, such as "Counter". A dict of any other class, and a defaultdict with a function
 # of the script's own, has the kind "dict": it comes back as a plain dict.
 
-
 DICT = "dict"
-
 _FACTORIES = (bool, bytes, dict, float, int, list, set, str, tuple)  # of defaultdicts
-
 _MAKERS: dict[str, Callable[[dict[Any, Any]], dict[Any, Any]]] = {
     DICT: dict,
     "Counter": Counter,
@@ -77,7 +74,6 @@ _MAKERS: dict[str, Callable[[dict[Any, Any]], dict[Any, Any]]] = {
 
 
 def kind_of_dict(value: dict[Any, Any]) -> str:
-    """Return the kind of `value`, such as "OrderedDict" or "defaultdict(int)"."""
     if isinstance(value, defaultdict):
         known = [one.__name__ for one in _FACTORIES if one is value.default_factory]
         return f"defaultdict({known[0]})" if known else DICT

@@ -1,9 +1,7 @@
 """Define the records of a job in ZooKeeper: plain values, which are written as JSON.
 
-There is one class for each kind of node: :class:`Job`, :class:`Desired`, :class:`Assigned`,
-:class:`Host`, :class:`SlotRecord`, :class:`Member`, :class:`Generation`, :class:`Request`,
-:class:`Leader` and :class:`JobPolicy`. ``coordination`` stores them, :mod:`edl.job.membership`
-makes the leader's decisions from them, the workers and agents act on them, and the CLI shows them.
+:mod:`edl.zookeeper.store` stores them, :mod:`edl.job.membership` makes the leader's decisions from
+them, the workers and agents act on them, and the CLI shows them.
 """
 
 from __future__ import annotations
@@ -71,7 +69,6 @@ class Job(Record):
 
     @property
     def sizes(self) -> Sizes:
-        """The rules about the numbers of workers that the job may have, from its specification."""
         return self.spec.sizes
 
 
@@ -177,7 +174,6 @@ class Host(Record):
         return self.address == other.address and len(known) < 2
 
     def is_same_agent(self, other: Host) -> bool:
-        """Return whether this record and `other` are of one process, an agent of one host."""
         return (self.name, self.pid) == (other.name, other.pid) and self.shares_machine(other)
 
 
@@ -247,7 +243,6 @@ class Member(Record):
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> Member:
-        """Return a copy with another `stage` and the other arguments' values; None: as before."""
         # A worker that was asked to leave stays `LEAVING` when it enters another ring.
         keeps = self.stage is Stage.LEAVING and stage is Stage.ACTIVE
         newest = self.newest_generation if newest_generation is None else newest_generation
@@ -270,8 +265,6 @@ class Liveness(StrEnum):
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The result of one HTTP request to a worker's port."""
-
     liveness: Liveness
     name: str | None = None  # who answered ("w3"), perhaps another one than was asked
 
@@ -369,8 +362,6 @@ class Request(Record):
 
 @dataclass(frozen=True)
 class Leader(Record):
-    """The record of the leader, at the node `leader`."""
-
     term: int  # grows with each leader
     worker: int
 
@@ -389,11 +380,9 @@ class JobPolicy(Record):
 
     @property
     def is_on(self) -> bool:
-        """Whether the job has a policy that was not switched off."""
         return bool(self.text) and not self.off
 
     def held(self, now_s: float) -> JobPolicy:
-        """Return this policy after a person has asked for a size, at `now_s` since 1970."""
         return replace(self, held_until_s=now_s + self.hold_s) if self.is_on else self
 
 
@@ -402,7 +391,6 @@ NO_POLICY = JobPolicy()
 
 # ------------------------------------------------------------
 # Count for metrics the steps of one worker, and how long they took (`StepTotals`).
-
 
 STEP_BOUNDS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -460,7 +448,6 @@ class SwitchParts(Record):
     median_step_s: Annotated[float, "of an old worker's last 50 steps before it"] = 0.0
 
     def seconds(self) -> dict[str, float]:
-        """Return the duration of each part by name, without `role`."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_s")}
 
 
@@ -540,11 +527,9 @@ class WorkerProgress(JobProgress):
 
     @property
     def trains(self) -> bool:
-        """Whether the worker has completed a step in its ring."""
         return self.generation > 0 and (self.median_step_s > 0 or self.samples_total > 0)
 
     def for_others(self, now_s: float) -> dict[str, Any]:
-        """Return the progress as JSON values for other processes, whose clocks differ."""
         values = self.to_json()
         return values | {"quiet_s": round(now_s - values.pop("updated_at"), 3)}
 
@@ -563,7 +548,6 @@ class WorkerProgress(JobProgress):
 def is_status_due(
     progress: WorkerProgress, told_generation: int, passed_s: float, period_s: float
 ) -> bool:
-    """Return whether the leader writes the status now: in each period, and for a new ring."""
     # By that a cluster knows that the job has started, and in a large one the period is long.
     begins = progress.trains and progress.generation != told_generation
     return begins or passed_s >= period_s

@@ -19,7 +19,6 @@ class Retention:
     time_s: float  # after a job's end
 
     def is_due(self, known: int, hourly: bool) -> bool:
-        """Return whether to read all jobs now: `known` ones are too many, or an hour has passed."""
         return hourly or known > self.jobs
 
 

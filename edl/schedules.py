@@ -137,7 +137,6 @@ class Budgeted(Schedule):
             )
 
     def _part(self, samples: float, since: float) -> float:
-        """Return the fraction of the way from `since` to `total` that the training has gone."""
         # `since` and `samples`, the present point, are numbers of trained samples, `samples` not
         # below `since`.
         return min(1.0, (samples - since) / (self.total - since)) if self.total > since else 1.0

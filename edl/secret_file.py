@@ -28,13 +28,11 @@ from edl.errors import ConfigError
 
 
 def derived(secret: str, purpose: str, job: str) -> str:
-    """Return a key of `job` for one purpose, as 64 hexadecimal digits."""
     message = f"edl {purpose} {job}".encode()
     return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
 
 
 NONCE_BYTES = 16
-
 _TAG_BYTES = 32
 
 
@@ -53,7 +51,6 @@ def unseal(key: str, about: str, sealed: bytes) -> bytes | None:
 
 
 def _xored(key: str, nonce: bytes, content: bytes) -> bytes:
-    """Return `content` encrypted, or decrypted, by the stream that `key` and `nonce` make."""
     own = _digest(key.encode(), b"encrypt")
     blocks = range(-(-len(content) // _TAG_BYTES))
     stream = b"".join(_digest(own, nonce + block.to_bytes(8, "big")) for block in blocks)
@@ -71,11 +68,8 @@ def _digest(key: bytes, message: bytes) -> bytes:
 
 
 LEAST_SECRET = 32  # characters; what `edl run` makes has 64: 32 random bytes in hexadecimal
-
 PIPE_S = 30.0  # for the writer of a pipe to write the secret and to close the pipe
-
 MOST_BYTES = 4096  # of a secret's file
-
 _reading = threading.Lock()
 # By device and inode of a pipe, for what is in it can be read once.
 _from_pipes: dict[tuple[int, int], str] = {}
@@ -88,13 +82,11 @@ def read_secret(path: str | Path, timeout_s: float = PIPE_S) -> str:
 
 
 def open_to_others(mode: int, owner: int) -> bool:
-    """Return whether users other than the owner and root may read or write a file."""
     allowed = stat.S_IRGRP if owner == 0 else 0
     return bool(mode & (stat.S_IRWXG | stat.S_IRWXO) & ~allowed)
 
 
 def _read(path: str, timeout_s: float) -> str:
-    """Return the secret in the file or pipe at the absolute `path`."""
     try:
         # A FIFO without a writer would make an ordinary open wait without end.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -123,7 +115,6 @@ def _read(path: str, timeout_s: float) -> str:
 
 
 def _check(path: str, found: os.stat_result) -> None:
-    """Raise a ConfigError unless `found` describes a file or pipe that others cannot read."""
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISFIFO(found.st_mode):
         raise ConfigError(
             "secret_file", f"the secret file {path} is neither a regular file nor a pipe"
@@ -138,7 +129,6 @@ def _check(path: str, found: os.stat_result) -> None:
 
 
 def _content(path: str, descriptor: int, timeout_s: float) -> bytes:
-    """Return what an open file or pipe holds up to its end, or a little more than `MOST_BYTES`."""
     content = b""
     ready = select.poll()
     ready.register(descriptor, select.POLLIN)

@@ -22,7 +22,6 @@ from edl.text import workers
 # setting's name in the environment (`EDL_` and the field in capitals) and in `edl.toml` (the
 # field), its option of `edl run`, if there is one, and its row in docs/reference/settings.md.
 
-
 MOST_WAIT_S = 86_400.0  # for ZooKeeper, whose client counts the milliseconds in 32 bits
 
 
@@ -36,7 +35,6 @@ def setting(
     most: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """Return a dataclass field that declares a setting; use it as the default of a field."""
     about = {
         "help": help,
         "option": option,
@@ -49,12 +47,10 @@ def setting(
 
 
 def variable(name: str) -> str:
-    """Return the environment variable's name for the setting `name`, such as "EDL_STALL_S"."""
     return f"EDL_{name.upper()}"
 
 
 def check_settings(values: Any) -> None:
-    """Raise an error if a setting has a value that is out of range or an unknown choice."""
     for one in fields(values):
         value, least = getattr(values, one.name), one.metadata.get("least")
         if value == one.default:
@@ -77,7 +73,6 @@ def check_settings(values: Any) -> None:
 
 
 def row(one: Field[Any]) -> tuple[str, str, str, str]:
-    """Return the row of a setting in the table of docs/reference/settings.md."""
     about: Mapping[str, Any] = one.metadata
     option = f" (`edl run {about['option']}`)" if about["option"] else ""
     assert one.default is not MISSING
@@ -86,7 +81,6 @@ def row(one: Field[Any]) -> tuple[str, str, str, str]:
 
 
 def _shown(default: object) -> str:
-    """Return a setting's `default` value as Markdown for the table of settings."""
     if default is None:
         return "none"
     if default in ("", ()):
@@ -144,7 +138,6 @@ class Sizes(Record):
         return np >= self.min_np
 
     def below(self, np: int) -> int | None:
-        """Return the largest allowed size that is at most `np`, if there is one."""
         if self.sizes:
             return max((n for n in self.sizes if n <= np and self.allows(n)), default=None)
         top = np if self.max_np is None else min(np, self.max_np)
@@ -152,7 +145,6 @@ class Sizes(Record):
         return top if self.allows(top) else None
 
     def above(self, np: int) -> int | None:
-        """Return the smallest allowed size that is at least `np`, if there is one."""
         if self.sizes:
             return min((n for n in self.sizes if n >= np and self.allows(n)), default=None)
         bottom = max(np, self.min_np)
@@ -206,7 +198,6 @@ class Sizes(Record):
             raise UsageError(f"-np is {np}; {self.refusal(np)}")
 
     def check_scale(self, job: str, np: int) -> None:
-        """Raise an error if `np`, the number of workers to scale the job to, is not allowed."""
         if self.allows(np):
             return
         hint = ""
@@ -222,7 +213,6 @@ class Sizes(Record):
         raise UsageError(f"cannot scale job {job} to {workers(np)}: {self.refusal(np)}{hint}")
 
     def refusal(self, np: int) -> str:
-        """Return a clause that says why a job may not have `np` workers."""
         if not self.enough(np):
             return f"min_np is {self.min_np}"
         if self.max_np is not None and np > self.max_np:
@@ -247,9 +237,7 @@ def _one_of(numbers: Iterable[int]) -> str:
 
 # Values of the setting `resume`, in lower case; any other one is the path of a directory.
 RESUME_NO = ("", "0", "no", "false")
-
 RESUME_YES = ("1", "yes", "true")
-
 RESUME_AUTO = "auto"
 
 
@@ -435,7 +423,6 @@ class JobSettings(Record):
             )
 
     def of_size(self, np: int) -> JobSettings:
-        """Return the settings of a job that starts with `np` workers."""
         if self.exact == "same-size" and not self.logical:
             return replace(self, logical=np)
         return self
@@ -457,7 +444,6 @@ class JobSpec(Record):
     cwd: str = ""  # of the workers; empty: that of their launcher
 
     def check(self) -> None:
-        """Raise an error if no job can start with these numbers of workers."""
         self.sizes.check(self.np)
         logical, most = self.settings.logical, self.sizes.max_np or self.np
         if logical and most > logical:
@@ -468,7 +454,6 @@ class JobSpec(Record):
             )
 
     def differences(self, other: JobSpec) -> dict[str, tuple[object, object]]:
-        """Return the values here and in `other`, of another process of this job, that differ."""
         mine, theirs = (
             {
                 "command": one.command,

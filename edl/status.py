@@ -18,7 +18,7 @@ from edl.events import Event
 from edl.job.snapshot import GONE, Snapshot
 from edl.record import Record
 from edl.records import JobProgress, JobState, Reclaim, Stage, TrainingStatus
-from edl.text import counted, cropped, rounded, verb, workers
+from edl.text import aligned, counted, cropped, rounded, verb, workers
 
 
 @dataclass(frozen=True)
@@ -138,30 +138,24 @@ def job_status(snapshot: Snapshot, zookeeper: str) -> JobStatus:
         borrowed=dict(snapshot.desired.borrowed),
         reclaims=snapshot.desired.reclaims,
         assigned=dict(snapshot.assigned.hosts),
-        devices={} if job.state.over else _devices(snapshot),
+        devices={}
+        if job.state.over
+        else {h: tuple(own) for h, own in sorted(snapshot.assigned.devices.items()) if own},
         hosts={host.name: host.slots for host in snapshot.hosts},
         evicted={
             f"w{worker}": reason
             for worker, reason in snapshot.evicted.items()
             if not reason.startswith(GONE)  # it has ended, whoever ended it
         },
-        disabled_slots=_disabled_slots(snapshot),
+        disabled_slots={
+            **{f"{h.name}:{n}": why for h in snapshot.hosts for n, why in h.disabled.items()},
+            **{f"{s.host}:{s.slot}": s.disabled for s in snapshot.slots if s.disabled},
+        },
         zookeeper=zookeeper,
     )
 
 
-def _devices(snapshot: Snapshot) -> dict[str, tuple[int, ...]]:
-    devices = snapshot.assigned.devices
-    return {host: tuple(own) for host, own in sorted(devices.items()) if own}
-
-
-def _disabled_slots(snapshot: Snapshot) -> dict[str, str]:
-    agents = {f"{h.name}:{slot}": why for h in snapshot.hosts for slot, why in h.disabled.items()}
-    return agents | {f"{s.host}:{s.slot}": s.disabled for s in snapshot.slots if s.disabled}
-
-
 def _reason(snapshot: Snapshot) -> str:
-    """Return the reason in the job's record, else that no process is there, else the leader's."""
     job = snapshot.job
     if job.state.over or job.reason:
         return job.reason
@@ -175,9 +169,6 @@ def _reason(snapshot: Snapshot) -> str:
 
 # ------------------------------------------------------------
 # Estimate what part of a job is trained and how long the rest takes, and draw a progress bar.
-#
-# `estimated_remaining_s` and `trained_fraction` take a job's progress, and `bar` returns text.
-
 
 FILLED, EMPTY = "━", "─"  # two characters, so that a bar can be read without colours
 
@@ -204,26 +195,18 @@ def trained_fraction(progress: JobProgress, finished: bool = False) -> float | N
 
 
 def bar(fraction: float, width: int) -> tuple[str, str]:
-    """Return the two parts of a progress bar as text: what is trained, and what is not."""
     filled = min(width, int(width * max(0.0, fraction)))
     return FILLED * filled, EMPTY * (width - filled)
 
 
 # ------------------------------------------------------------
-# Summarize a job in one record, of which `edl list` and `edl top` show a row.
-#
-# `job_summary` makes a `JobSummary`; `summary_lines` lays out several of them as text. `make docs`
-# generates the table of docs/reference/status-and-events.md from this module.
-
+# Summarize a job in one record, of which `edl list` and `edl top` show a row. `make docs` generates
+# the table of docs/reference/status-and-events.md from this module.
 
 WIDE = 110  # columns from which on the reason stands in a column of its own
-
 _GAP = "  "  # between two columns
-
 _INDENT = "    "  # of a reason in a line of its own
-
 _ENDED_SHOWN = 10  # jobs
-
 UNREADABLE_SHOWN = 3  # jobs
 # The columns of a narrow terminal, the most important first.
 _ORDER = ("JOB", "STATE", "WORKERS", "DONE", "LEFT", "SAMPLES/S", "STEP", "AGE")
@@ -255,7 +238,6 @@ class JobSummary(Record):
 
 
 def job_summary(snapshot: Snapshot) -> JobSummary:
-    """Return the summary of the job whose records in ZooKeeper are `snapshot`."""
     now = job_status(snapshot, "")
     over = now.state.over
     return JobSummary(
@@ -288,12 +270,10 @@ def newest_jobs(jobs: Sequence[JobSummary]) -> tuple[list[JobSummary], int]:
 
 
 def hidden_jobs_note(count: int, command: str) -> str:
-    """Return the sentence that says that `count` jobs that have ended are not shown."""
     return f"{counted(count, 'more job')} {verb(count, 'has', 'have')} ended: `{command}`"
 
 
 def unreadable_jobs_notes(unreadable: Mapping[str, str]) -> list[str]:
-    """Return sentences for people about jobs whose records cannot be read."""
     notes = [f"job {name} cannot be read: {why}" for name, why in sorted(unreadable.items())]
     more = len(notes) - UNREADABLE_SHOWN
     if more > 0:
@@ -304,7 +284,6 @@ def unreadable_jobs_notes(unreadable: Mapping[str, str]) -> list[str]:
 def summary_lines(
     jobs: Sequence[JobSummary], now_s: float, width: int | None, reasons: bool = True
 ) -> list[str]:
-    """Return lines of text with a row for each of `jobs`; `width` None: with all columns."""
     titles = list(_ORDER)
     rows = [_cells(job, now_s) for job in jobs]
     if width is not None:
@@ -323,7 +302,6 @@ def summary_lines(
 
 
 def _with_reason(head: str, reason: str, width: int | None, is_title: bool) -> list[str]:
-    """Return the lines of one row: its cells as text, and its reason behind or below them."""
     if width is None or not reason:
         return [f"{head}{_GAP}{reason}".rstrip()]
     if width >= WIDE:
@@ -344,7 +322,6 @@ def _with_reason(head: str, reason: str, width: int | None, is_title: bool) -> l
 
 
 def _cells(job: JobSummary, now_s: float) -> list[str]:
-    """Return the texts of the row of `job`, in the order of the columns, without its reason."""
     size = f"{job.np}" if job.np == job.wanted_np else f"{job.np}/{job.wanted_np}"
     return [
         job.name,
@@ -359,7 +336,6 @@ def _cells(job: JobSummary, now_s: float) -> list[str]:
 
 
 def _fitting(widths: Sequence[int], width: int) -> int:
-    """Return how many of the columns with these `widths` fit side by side into `width`."""
     used = 0
     for number, size in enumerate(widths):
         used += size + (len(_GAP) if number else 0)
@@ -370,19 +346,14 @@ def _fitting(widths: Sequence[int], width: int) -> int:
 
 # ------------------------------------------------------------
 # Write the status line of a job for the foot of a terminal of any width.
-#
-# `job_line` returns it in parts, each with the style that rich draws it in.
-
 
 Part = tuple[str, str]
-
 """A text, and the name of its style for rich; empty for none."""
 
 _BARS = (24, 16, 8, 0)  # characters; the first that fits
 
 
 def job_line(job: str, snapshot: Snapshot | None, width: int | None = None) -> list[Part]:
-    """Return the parts of the status line, which side by side fit into `width` columns."""
     if snapshot is None or snapshot.generation is None:
         ready = sum(m.stage != "preparing" for m in snapshot.members) if snapshot else 0
         return _cropped([(f"{job}{_GAP}starting, {workers(ready)} ready", "dim")], width)
@@ -399,7 +370,6 @@ def job_line(job: str, snapshot: Snapshot | None, width: int | None = None) -> l
 
 
 def _progress(snapshot: Snapshot, size: int) -> list[Part]:
-    """Return the parts with a bar of `size` characters, the percentage and the time left."""
     status = snapshot.current_status
     fraction = trained_fraction(status)
     if fraction is None:
@@ -413,7 +383,6 @@ def _progress(snapshot: Snapshot, size: int) -> list[Part]:
 
 
 def _facts(snapshot: Snapshot) -> list[str]:
-    """Return what the line says behind the progress, the most important first."""
     assert snapshot.generation is not None
     status = snapshot.current_status
     size = len(snapshot.generation.members) if snapshot.members else 0
@@ -430,7 +399,6 @@ def _facts(snapshot: Snapshot) -> list[str]:
 
 
 def _cropped(parts: list[Part], width: int | None) -> list[Part]:
-    """Return `parts`, or, if they are longer than `width`, their beginning as one plain part."""
     if width is None or _length(parts) <= width:
         return parts
     return [(cropped("".join(text for text, _ in parts), width), "")]
@@ -441,29 +409,19 @@ def _length(parts: list[Part]) -> int:
 
 
 # ------------------------------------------------------------
-# Lay out one job, or all jobs, as lines for a screen of any size, as `edl top` shows them.
-#
-# `job_screen` returns the lines of one job, and `jobs_screen` those of all jobs; a job of a
-# thousand workers is shown by host, not by worker. `pause_s` limits how often jobs are read.
-
+# Lay out one job, or all jobs, as lines for a screen of any size, as `edl top` shows them. A job of
+# a thousand workers is shown by host, not by worker.
 
 LEAST_PAUSE_S = 1.0
-
 READS_PER_S = 200.0  # from ZooKeeper, at most
-
 MOST_EVENTS = 8  # that are shown
-
 _BAR = 60  # characters
-
 _HEAD = 7  # lines above the workers, about
-
 _STYLES = {Severity.NORMAL: "", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
 
 @dataclass(frozen=True)
 class TextLine:
-    """One line of a screen."""
-
     text: str  # may be longer than the screen is wide
     style: str = ""  # for rich, such as "bold"
 
@@ -476,7 +434,6 @@ def pause_s(reads: int) -> float:
 def job_screen(
     status: JobStatus, events: Sequence[tuple[str, Event]], age_s: float, width: int, height: int
 ) -> list[TextLine]:
-    """Return the lines that show one job: its progress, its workers and its newest events."""
     lines = _head(status, age_s, width)
     room = max(3, height - len(lines) - min(len(events), MOST_EVENTS) - 4)
     lines += [TextLine(""), *_worker_lines(status, room)]
@@ -502,7 +459,6 @@ def jobs_screen(
     height: int,
     unreadable: Mapping[str, str] = MappingProxyType({}),
 ) -> list[TextLine]:
-    """Return the lines that show all jobs: a row of each, and its reason if all fit so."""
     shown, ended = newest_jobs(jobs)
     notes = [hidden_jobs_note(ended, "edl list --json")] if ended else []
     if locked:
@@ -525,7 +481,6 @@ def jobs_screen(
 
 
 def _head(status: JobStatus, age_s: float, width: int) -> list[TextLine]:
-    """Return the lines about the job as a whole; only the reason is broken to `width` columns."""
     wanted = sum((status.desired or status.assigned).values())
     size = status.world_size if status.members else 0  # the ring of workers that all died stays
     lines = [TextLine(f"{status.job}  {status.state}  {rounded(age_s)}", "bold")]
@@ -544,16 +499,12 @@ def _head(status: JobStatus, age_s: float, width: int) -> list[TextLine]:
     if status.slowest is not None:
         slow = f"{status.slowest} is slow: {status.slowest_s:.3g} s a step, others"
         lines.append(TextLine(f"{slow} {status.others_s:.3g} s", "yellow"))
-    style = _reason_style(status, wanted)
+    trains = status.world_size == wanted and status.samples_per_s > 0
+    style = "" if trains else "yellow"
+    if status.state.over:
+        style = "red" if status.exit_code else ""
     lines += [TextLine(text, style) for text in textwrap.wrap(status.reason, width)[:3]]
     return lines
-
-
-def _reason_style(status: JobStatus, wanted: int) -> str:
-    """Return the style of a job's reason: plain if it trains with all of the `wanted` workers."""
-    if status.state.over:
-        return "red" if status.exit_code else ""
-    return "" if status.world_size == wanted and status.samples_per_s > 0 else "yellow"
 
 
 def _worker_lines(status: JobStatus, room: int) -> list[TextLine]:
@@ -593,10 +544,4 @@ def _host_lines(members: Sequence[MemberStatus], room: int) -> list[TextLine]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[TextLine]:
-    """Return `rows` as lines with aligned columns; the first row, the titles, is dim."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    texts = [
-        "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return [TextLine(text, "" if number else "dim") for number, text in enumerate(texts)]
+    return [TextLine(text, "" if n else "dim") for n, text in enumerate(aligned(rows))]

@@ -19,7 +19,6 @@ import msgspec
 
 
 def verb(count: int, one: str = "is", several: str = "are") -> str:
-    """Return the verb that fits `count`: `one` if the count is 1, else `several`."""
     return one if count == 1 else several
 
 
@@ -48,6 +47,15 @@ def by_host(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{host}: {count}" for host, count in counts.items())
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines in which each column begins at one place."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
 def in_brackets(numbers: Sequence[int]) -> str:
     """Return " (0, 1)"; empty without numbers."""
     return f" ({', '.join(map(str, numbers))})" if numbers else ""
@@ -56,20 +64,15 @@ def in_brackets(numbers: Sequence[int]) -> str:
 # ------------------------------------------------------------
 # Define which texts can be the name of a job, a host, a queue or a cluster.
 
-
 RULE = "1 to 64 letters, digits, dots, dashes and underscores, beginning with a letter or a digit"
-
 PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)"
-
 """The same as a regular expression, of Python and of JSON schema. Python's ``$`` alone would accept
 a line break at the end."""
 
 ALONE = "alone"
-
 """The name of the job of a script without a launcher."""
 
 _NAME = re.compile(PATTERN)
-
 _MADE_UP = re.compile(r".+-(?=[0-9]*[a-f])[0-9a-f]{4}")
 
 
@@ -92,11 +95,8 @@ def is_given_name(job: str) -> bool:
 #
 # In sentences they are written with words: "4 min 10 s".
 
-
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(ms|s|m|h|d|)")
-
 _WORDS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-
 _SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -128,7 +128,6 @@ def duration_in_words(duration_s: float) -> str:
 
 
 CHARS = 8000
-
 _MARK_CHARS = 50  # so that an excerpt of an excerpt is the same
 
 
@@ -141,7 +140,6 @@ def excerpt(text: str, chars: int = CHARS) -> str:
 
 
 def excerpts(value: Any) -> Any:
-    """Return a copy of `value` in which each text longer than 8000 characters is an excerpt."""
     if isinstance(value, str):
         return excerpt(value)
     if isinstance(value, dict):
@@ -165,12 +163,10 @@ def printable(text: str) -> str:
 # ------------------------------------------------------------
 # Encode an HTTP answer as JSON, whatever texts it has (`json_text`).
 
-
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def json_text(value: Any) -> bytes:
-    """Return the JSON text of `value`, in UTF-8."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:

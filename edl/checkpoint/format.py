@@ -65,21 +65,13 @@ from edl.job.state_share import RankArray
 
 logger = logging.getLogger(__name__)
 
-
 FORMAT = 3
-
 READ = (2, 3)  # the formats that this edl reads
-
 L = TypeVar("L", bound=Location)
-
 _NAME = re.compile(r"step-(\d{12})\.safetensors")
-
 _LEFTOVER = re.compile(r"\.(step|unchanged|part)-.*\.safetensors\..*\.tmp")
-
 _OPENING = b'{"__metadata__":{"edl-checkpoint":"'
-
 _CHECKSUM = re.compile(re.escape(_OPENING) + rb'(\d{1,9})","sha256":"([0-9a-f]{64})"')
-
 _ZEROS = "0" * 64
 
 
@@ -127,25 +119,21 @@ class Checkpoint:
 
 
 def path_of(directory: L, step: int) -> L:
-    """Return the path of a checkpoint in `directory`, like "step-000000000120.safetensors"."""
     return cast(L, directory / f"step-{step:012d}.safetensors")
 
 
 def step_of(path: Location) -> int:
-    """Return the step in the name of a checkpoint's file, which `path_of` has made."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match[1])
 
 
 def checkpoint_files(directory: L) -> list[L]:
-    """Return the paths of files in `directory` that are named like checkpoints."""
     names = sorted(filter(_NAME.fullmatch, names_in(directory)), reverse=True)
     return [cast(L, directory / name) for name in names]
 
 
 def names_in(directory: Location) -> list[str]:
-    """Return the names of the files in `directory`."""
     try:
         return directory.names() if isinstance(directory, RemotePath) else os.listdir(directory)
     except OSError as error:
@@ -163,7 +151,6 @@ class PackedState:
 
 
 def pack_state(state: Any) -> PackedState:
-    """Divide `state` into JSON values and arrays, for `write`."""
     # One that lies in one piece is not copied: it must not change until it is written.
     arrays: dict[str, Blob | RankArray] = {}
     tree = to_tree(state, (), arrays)
@@ -197,7 +184,6 @@ def write(
 
 
 def prune(directory: Location, step: int, keep: int) -> None:
-    """Remove all checkpoints of steps up to `step` except the `keep` newest of them."""
     # Later ones were refused when the job went on from an earlier one: no good one goes in their
     # favour.
     newest = path_of(directory, step).name
@@ -206,7 +192,6 @@ def prune(directory: Location, step: int, keep: int) -> None:
 
 
 def remove_leftovers(directory: Location) -> None:
-    """Remove the temporary files of killed writers of checkpoints from `directory`."""
     if isinstance(directory, RemotePath):
         return
     try:
@@ -237,13 +222,11 @@ def read_manifest(path: Location) -> Manifest:
 
 
 def read_records(path: Location) -> Mapping[str, TensorRecord]:
-    """Return the record of each tensor of the checkpoint in the file `path`, by name."""
     with _opened(path) as file:
         return _read_header(path, file).tensors
 
 
 def read_checkpoint(path: Location) -> Checkpoint:
-    """Return the whole checkpoint in the file `path`, after checking every byte."""
     with _opened(path) as file:
         header = _read_header(path, file)
         payload = bytearray(header.payload_bytes)
@@ -253,7 +236,13 @@ def read_checkpoint(path: Location) -> Checkpoint:
     if header.payload_sha256 and hashlib.sha256(payload).hexdigest() != header.payload_sha256:
         raise CheckpointError(f"{path} is damaged: its data do not fit their checksum")
     data = {name: memoryview(payload)[slice(*place)] for name, place in header.places.items()}
-    data |= _elsewhere(path, header.tensors)
+    for other in named_files(path, header.tensors):
+        check_is_there(path, other)
+        wanted = [tensor for tensor, one in header.tensors.items() if one.file == other.name]
+        try:
+            data |= read_some(other, wanted)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path} cannot be used: {error}") from error
     try:
         blobs = {
             name: Blob(one.kind, one.dtype, one.shape, data[name], one.device)
@@ -269,26 +258,12 @@ def read_checkpoint(path: Location) -> Checkpoint:
     return Checkpoint(path, header.manifest, state, header.tensors)
 
 
-def _elsewhere(path: Location, records: Mapping[str, TensorRecord]) -> dict[str, memoryview]:
-    """Return by name the data of those tensors of a checkpoint that lie in other files."""
-    found: dict[str, memoryview] = {}
-    for other in named_files(path, records):
-        check_is_there(path, other)
-        wanted = [tensor for tensor, one in records.items() if one.file == other.name]
-        try:
-            found |= read_some(other, wanted)
-        except CheckpointError as error:
-            raise CheckpointError(f"{path} cannot be used: {error}") from error
-    return found
-
-
 # --- writing
 
 
 def _serialized(
     manifest: Manifest, state: PackedState, records: Mapping[str, TensorRecord]
 ) -> list[bytes | memoryview]:
-    """Return a checkpoint's file in pieces: LENGTH and header, then the arrays, not copied."""
     own = {name: blob for name, blob in state.blobs.items() if not records[name].file}
     layout = Layout.of(own)
     about = {
@@ -312,7 +287,6 @@ def _serialized(
 
 @contextmanager
 def _opened(path: Location) -> Iterator[BinaryIO]:
-    """Provide the file `path`, opened for reading bytes, while entered."""
     try:
         with path.open("rb") as file:
             yield file
@@ -322,8 +296,6 @@ def _opened(path: Location) -> Iterator[BinaryIO]:
 
 @dataclass(frozen=True)
 class _CheckpointHeader:
-    """The header of a checkpoint file."""
-
     length: int  # of LENGTH and header together, in bytes; the data begin there
     manifest: Manifest
     state: Any  # containers and plain values, as JSON values
@@ -334,12 +306,10 @@ class _CheckpointHeader:
 
     @property
     def payload_bytes(self) -> int:
-        """The size of the file's data in bytes, without the header."""
         return max((end for _, end in self.places.values()), default=0)
 
 
 def _read_header(path: Location, file: BinaryIO) -> _CheckpointHeader:
-    """Return the header of a checkpoint file, after checking its checksum and the file's length."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     opening = file.read(LENGTH.size + len(_OPENING))
@@ -361,28 +331,23 @@ def _read_header(path: Location, file: BinaryIO) -> _CheckpointHeader:
     if hashlib.sha256(blank).hexdigest().encode() != match[2]:
         raise CheckpointError(f"{path} is damaged: its header does not fit its checksum")
     try:
-        header = _parsed(text)
+        tensors = json.loads(text[LENGTH.size :])
+        metadata = tensors.pop(METADATA)
+        about = json.loads(metadata["manifest"])
+        header = _CheckpointHeader(
+            length=len(text),
+            state=about.pop("state"),
+            tensors={n: TensorRecord.from_json(one) for n, one in about.pop("tensors").items()},
+            manifest=Manifest(**{name: about[name] for name in about.keys() & _MANIFEST}),
+            places=places_of(tensors),
+            payload_sha256=metadata.get("payload_sha256", ""),
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged: {error!r} in its header") from error
     if size != (expected := header.length + header.payload_bytes):
         how = "torn" if size < expected else "damaged"
         raise CheckpointError(f"{path} is {how}: it has {size} bytes, and should have {expected}")
     return header
-
-
-def _parsed(text: bytes) -> _CheckpointHeader:
-    """Return the header of a checkpoint file, parsed from its bytes."""
-    tensors = json.loads(text[LENGTH.size :])
-    metadata = tensors.pop(METADATA)
-    about = json.loads(metadata["manifest"])
-    return _CheckpointHeader(
-        length=len(text),
-        state=about.pop("state"),
-        tensors={name: TensorRecord.from_json(one) for name, one in about.pop("tensors").items()},
-        manifest=Manifest(**{name: about[name] for name in about.keys() & _MANIFEST}),
-        places=places_of(tensors),
-        payload_sha256=metadata.get("payload_sha256", ""),
-    )
 
 
 # ------------------------------------------------------------
@@ -399,11 +364,8 @@ def _parsed(text: bytes) -> _CheckpointHeader:
 # 2. A ring that saves takes it from older rings of its own run only. If another run has it, the
 #    ring saves no more, unless its own claim was written over by a run from which it has taken it.
 
-
 FILE = ".edl-owner"
-
 MOST_REPLACED = 100  # runs that a claim names, the newest
-
 PAUSES_S = (0.1, 0.3, 0.6)  # before a failed read is repeated
 
 
@@ -473,7 +435,6 @@ def take_over(directory: Location, owner: Owner) -> Owner:
 
 
 def renew(directory: Location, owner: Owner) -> Owner:
-    """Claim `directory` for a ring that is about to save, and return the claim."""
     newest = owner_of(directory)
     if newest is not None:
         if why := owner.replaced_by(newest):
@@ -491,14 +452,12 @@ def check_run(directory: Location, owner: Owner) -> None:
 
 
 def _claimed(directory: Location, owner: Owner, newest: Owner | None) -> Owner:
-    """Write a claim unless `newest` is the same; return it."""
     if owner != newest:
         write_whole(directory / FILE, [json.dumps(asdict(owner)).encode()])
     return owner
 
 
 def _goes_on_in(newest: Owner) -> str:
-    """Return the clause that says that another start of the job has the directory."""
     return (
         f"the directory belongs to generation {newest.generation} of another start of job "
         f"{newest.job} by now, and the job goes on there"
@@ -522,11 +481,8 @@ def _goes_on_in(newest: Owner) -> str:
 # 3. A part names the tensors that it has, with their checksums. Rank 0 compares the names with
 #    those that it expects of each worker.
 
-
 _RECORDS = "edl-tensors"  # the name of the records in a part's metadata
-
 _HALF = re.compile(r"\.part-(\d{12})-.*\.tmp")  # what a killed worker leaves on a disk
-
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 1.0  # from one look into the directory to the next
 
 
@@ -545,20 +501,16 @@ class PartPlace:
 
     @classmethod
     def of(cls, directory: Location, step: int, owner: Owner, size: int) -> PartPlace:
-        """Return the place of the parts that the ring `owner` writes after `step`."""
         ring = hashlib.sha256(f"{owner.run}/{owner.generation}".encode()).hexdigest()[:8]
         return cls(directory, step, ring, size)
 
     def path(self, rank: int) -> Location:
-        """Return the path of the part that the worker with this rank writes."""
         name = f"part-{self.step:012d}-{self.ring}-{rank + 1:05d}-of-{self.size:05d}.safetensors"
         return self.directory / name
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a checkpoint that is there."""
-
     records: Mapping[str, TensorRecord]  # by name; `file` is empty for those in the part itself
     size: int  # of its file in bytes
 
@@ -569,7 +521,6 @@ def write_part(
     records: Mapping[str, TensorRecord],
     check: Callable[[], None] = nothing,
 ) -> int:
-    """Write a worker's part of a checkpoint, whole or not at all; return its size in bytes."""
     layout = Layout.of({name: x for name, x in state.blobs.items() if not records[name].file})
     about = {name: asdict(record) for name, record in records.items()}
     header = layout.header({_RECORDS: json.dumps(about, separators=(",", ":"))})
@@ -577,7 +528,6 @@ def write_part(
 
 
 def part_at(path: Location) -> Part:
-    """Return what the header of the part in the file `path` says; its data are not read."""
     header = header_of(path)
     try:
         about = json.loads(header.metadata[_RECORDS])
@@ -633,7 +583,6 @@ def gather_parts(
 def named_parts(
     place: PartPlace, own: Mapping[str, TensorRecord], others: Mapping[int, Part]
 ) -> dict[str, TensorRecord]:
-    """Return the records of all tensors of a checkpoint, each with the name of its file."""
     parts = {0: own, **{rank: part.records for rank, part in others.items()}}
     return {
         name: record if record.file else replace(record, file=place.path(rank).name)
@@ -650,15 +599,11 @@ def remove_parts(directory: Location, step: int) -> None:
         if match is None or (at := int(match[1])) > step:
             continue
         if at not in named:
-            named[at] = _named_by(path_of(directory, at))
+            path = path_of(directory, at)
+            try:
+                named[at] = {record.file for record in read_records(path).values()}
+            except CheckpointError:  # None: it may name any
+                named[at] = set() if path.name not in names_in(directory) else None
         names = named[at]
         if names is not None and name not in names:
             (directory / name).unlink(missing_ok=True)
-
-
-def _named_by(path: Location) -> set[str] | None:
-    """Return the files that a checkpoint names; none without it, None: it cannot be read."""
-    try:
-        return {record.file for record in read_records(path).values()}
-    except CheckpointError:
-        return set() if path.name not in names_in(path.parent) else None

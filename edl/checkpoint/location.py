@@ -1,15 +1,10 @@
 """Open the directory of checkpoints: a local one, or one of another file system, by a URL.
 
-:func:`location` turns what a user has written into a :class:`pathlib.Path`, or for a URL such as
-``s3://bucket/runs/17`` into a :class:`RemotePath`, which has those methods of a path that the rest
-of this package calls. The library fsspec knows the file systems; it is imported for URLs only.
-
-Two promises of local files are weaker elsewhere:
-
-1. A file appears whole or not at all where the file system can defer its end (fsspec's
-   ``autocommit=False``), as object stores do. In others, half a file may appear; reading notices
-   that by the length and the checksums.
-2. What is written is as durable as the file system makes it; there is no ``fsync``.
+A :class:`RemotePath` has those methods of a path that the rest of this package calls. The library
+fsspec knows the file systems; it is imported for URLs only. Two promises are weaker than locally:
+a file appears whole or not at all only where the file system can defer its end (fsspec's
+``autocommit=False``), as object stores do (reading notices half a file by length and checksums);
+and what is written is as durable as the file system makes it, without ``fsync``.
 """
 
 from __future__ import annotations
@@ -34,20 +29,15 @@ from edl.errors import EdlError, UsageError
 
 
 def mount_point(path: str | Path) -> str:
-    """Return the directory at which the disk of `path` is mounted, such as "/data"."""
     # Events name it, so that several failures on one full disk are known to be one.
     found = Path(os.path.realpath(path))
     return str(next(one for one in (found, *found.parents) if os.path.ismount(one)))
 
 
 _URL = re.compile(r"([a-zA-Z][\w+.-]*)((::[\w+.-]+)*)://")  # also chained: simplecache::s3://
-
 _SHORTENED = re.compile(r"[a-zA-Z][\w+.-]+(::[\w+.-]+)*:/(?!/)")  # what Path leaves of a URL
-
 _LOCAL = ("file", "local")
-
 _IN_MEMORY = "memory"
-
 INSTALL = "pip install 'edl-horovod[fsspec]'"
 
 
@@ -70,17 +60,14 @@ class RemotePath:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return PurePosixPath(self.within).name
 
     @property
     def parent(self) -> RemotePath:
-        """The directory of this file."""
         url, within = self.url.rstrip("/"), self.within.rstrip("/")
         return RemotePath(url.rpartition("/")[0], within.rpartition("/")[0], self.system)
 
     def absolute(self) -> RemotePath:
-        """Return this path itself; a URL is always absolute."""
         return self
 
     @property
@@ -89,7 +76,6 @@ class RemotePath:
         return self.url.lower().startswith(f"{_IN_MEMORY}:")
 
     def names(self) -> list[str]:
-        """Return the names of the files in this directory; a missing directory has none."""
         with _as_os_errors(self):
             self.system.invalidate_cache()
             try:
@@ -115,7 +101,6 @@ class RemotePath:
 
     @property
     def size(self) -> int:
-        """The size of the file in bytes."""
         with _as_os_errors(self):
             return int(self.system.info(self.within)["size"])
 
@@ -126,14 +111,12 @@ class RemotePath:
             return float(self.system.modified(self.within).timestamp())
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """Return the contents of the file as text."""
         with _as_os_errors(self):
             self.system.invalidate_cache()
             contents: bytes = self.system.cat_file(self.within)
             return contents.decode(encoding)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        """Remove the file; `missing_ok`: a file that is not there is no error."""
         with _as_os_errors(self):
             try:
                 self.system.rm_file(self.within)
@@ -142,7 +125,6 @@ class RemotePath:
                     raise
 
     def make_directory(self) -> None:
-        """Create this directory where the file system has directories."""
         with _as_os_errors(self):
             self.system.makedirs(self.within, exist_ok=True)
 
@@ -178,12 +160,10 @@ class RemotePath:
 
 
 Location = Path | RemotePath
-
 """The place of a checkpoint or of a directory of checkpoints."""
 
 
 def location(path: str | PathLike[str]) -> Location:
-    """Return the place that `path` names: a local path, or a URL."""
     text = fspath(path)
     if _SHORTENED.match(text):
         raise UsageError(
@@ -217,7 +197,6 @@ def file_bytes(path: Location) -> int:
 
 
 def modified_s(path: Location) -> float:
-    """Return when the file `path` was last changed, in seconds since 1970."""
     return path.modified_s if isinstance(path, RemotePath) else path.stat().st_mtime
 
 
@@ -232,7 +211,6 @@ def _written(file: Any, chunk: bytes | memoryview) -> int:
 
 
 def _end(file: Any, how: str) -> None:
-    """Call the method `how` of a written file, "commit" or "discard", if the file has it."""
     method = getattr(file, how, None)
     if method is not None:
         method()
@@ -255,9 +233,7 @@ def _as_os_errors(path: RemotePath) -> Iterator[None]:
 # ------------------------------------------------------------
 # Look into a directory of checkpoints, and give up when that takes too long: `looked`.
 
-
 LOOK_S = 2.0  # for a look into the directory between two steps: all workers wait
-
 T = TypeVar("T")
 
 

@@ -21,7 +21,8 @@ import math
 import os
 import struct
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -69,7 +70,6 @@ class Layout:
 
     @classmethod
     def of(cls, blobs: Mapping[str, Blob]) -> Layout:
-        """Return the layout of a file with the arrays in `blobs` (by name), without gaps."""
         # So each begins at a multiple of its alignment.
         ordered = sorted(blobs.items(), key=lambda item: -_alignment(item[1]))
         entries: dict[str, Any] = {}
@@ -83,7 +83,6 @@ class Layout:
         return cls(tuple(ordered), entries)
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
-        """Return the first bytes of the file, LENGTH and the header; the data follow them."""
         text = json.dumps({METADATA: metadata, **self.entries}, separators=(",", ":")).encode()
         text += b" " * (-len(text) % LENGTH.size)  # the format's rule, and it aligns the data
         check_header_length(len(text))
@@ -91,7 +90,6 @@ class Layout:
 
 
 def check_header_length(length: int) -> None:
-    """Check that a header of `length` bytes can be read again."""
     if length > LONGEST_HEADER:
         raise CheckpointError(
             f"its header would have {length / 1e6:.1f} MB, and may have "
@@ -101,20 +99,25 @@ def check_header_length(length: int) -> None:
 
 
 def places_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
-    """Return by name where each tensor lies: its first byte and the byte after its last one."""
     return {name: tuple(entry["data_offsets"]) for name, entry in entries.items()}
 
 
-def read_plain(path: Location) -> dict[str, Blob]:
-    """Read all tensors of the safetensors file `path`, written by any tool; return them by name."""
+@contextmanager
+def _opened(path: Location) -> Iterator[IO[bytes]]:
     try:
         with path.open("rb") as file:
-            content = bytearray(file.seek(0, os.SEEK_END))  # that PyTorch may write to
-            file.seek(0)
-            file.readinto(content)  # type: ignore[attr-defined]
+            yield file
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    try:
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from error
+
+
+def read_plain(path: Location) -> dict[str, Blob]:
+    with _opened(path) as file:
+        content = bytearray(file.seek(0, os.SEEK_END))  # that PyTorch may write to
+        file.seek(0)
+        file.readinto(content)  # type: ignore[attr-defined]
         (length,) = LENGTH.unpack_from(content)
         begin = LENGTH.size + length
         if begin > len(content):
@@ -122,63 +125,44 @@ def read_plain(path: Location) -> dict[str, Blob]:
         entries = json.loads(content[LENGTH.size : begin])
         entries.pop(METADATA, None)
         data = memoryview(content)[begin:]
-        blobs = {
+        return {
             name: _blob(entries[name], data[slice(*place)])
             for name, place in places_of(entries).items()
         }
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from error
-    return blobs
 
 
 def read_some(path: Location, names: Collection[str]) -> dict[str, memoryview]:
-    """Return the bytes of some tensors of the safetensors file `path`, by their `names`."""
     found: dict[str, memoryview] = {}
-    try:
-        with path.open("rb") as file:
-            header = _header(file)
-            if lacking := sorted(set(names) - header.places.keys()):
-                raise CheckpointError(f"{path} lacks the tensor {some(lacking)}")
-            for name in names:
-                begin, end = header.places[name]
-                found[name] = memoryview(bytearray(end - begin))
-                file.seek(header.length + begin)
-                if file.readinto(found[name]) != end - begin:  # type: ignore[attr-defined]
-                    raise ValueError("it is cut off")
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from error
+    with _opened(path) as file:
+        header = _header(file)
+        if lacking := sorted(set(names) - header.places.keys()):
+            raise CheckpointError(f"{path} lacks the tensor {some(lacking)}")
+        for name in names:
+            begin, end = header.places[name]
+            found[name] = memoryview(bytearray(end - begin))
+            file.seek(header.length + begin)
+            if file.readinto(found[name]) != end - begin:  # type: ignore[attr-defined]
+                raise ValueError("it is cut off")
     return found
 
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a safetensors file."""
-
     length: int  # of LENGTH and header, in bytes
     metadata: Mapping[str, str]
     places: Mapping[str, tuple[int, int]]  # by name: first byte, end
 
     @property
     def file_bytes(self) -> int:
-        """The size of the whole file in bytes."""
         return self.length + max((end for _, end in self.places.values()), default=0)
 
 
 def header_of(path: Location) -> Header:
-    """Return the header of the safetensors file `path`; its data are not read."""
-    try:
-        with path.open("rb") as file:
-            return _header(file)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from error
+    with _opened(path) as file:
+        return _header(file)
 
 
 def _header(file: IO[bytes]) -> Header:
-    """Return the header of an open safetensors file, which is read from its beginning."""
     (length,) = LENGTH.unpack(file.read(LENGTH.size))
     if length > LONGEST_HEADER:
         raise ValueError(f"a header of {length} bytes")
@@ -214,7 +198,6 @@ def write_whole(
 
 
 def _blob(entry: Mapping[str, Any], data: memoryview) -> Blob:
-    """Return a tensor as a `Blob` of the kind "safetensors", without a copy of its bytes."""
     shape, dtype = tuple(entry["shape"]), _NAMES[entry["dtype"]]
     begin, end = entry["data_offsets"]
     if len(data) != end - begin:

@@ -57,7 +57,6 @@ logger = logging.getLogger(__name__)
 # `check_source` and `check_logical` compare them, and `check_resumable` looks for a checkpoint at
 # all. `warn_of_another_job` compares the names of the jobs.
 
-
 _OTHER = {
     "total": "a dataset of other size",
     "fingerprint": "other data",
@@ -138,7 +137,6 @@ def check_resumable(directory: Location) -> None:
 
 
 def nothing_to_resume(directory: Location, refused: Sequence[str]) -> CheckpointError:
-    """Return, without raising it, the error for a directory without a usable checkpoint."""
     why = f"; refused: {'; '.join(refused)}" if refused else ""
     return CheckpointError(
         f"cannot resume: there is no checkpoint in {directory}{why}; start without --resume to "
@@ -151,7 +149,6 @@ def nothing_to_resume(directory: Location, refused: Sequence[str]) -> Checkpoint
 #
 # A job that continues from a checkpoint trains some steps again. By this file it does not log them
 # again.
-
 
 FILE = "logged.json"
 
@@ -169,7 +166,6 @@ class LoggedSteps:
         self._is_writing = False
 
     def read(self) -> dict[str, int]:
-        """Return the highest logged step by the name of the series."""
         if self._path is None:
             return {}
         if (found := looked(self._read, LOOK_S, otherwise=None)) is None:
@@ -177,7 +173,6 @@ class LoggedSteps:
         return found or {}
 
     def put(self, series: str, step: int) -> None:
-        """Write that `series` was logged up to `step`; the others stay as they are."""
         if self._path is None:
             return
         # While one write waits for a file server, later ones wait for nothing.
@@ -198,7 +193,6 @@ class LoggedSteps:
             logger.warning("steps of this job may not be logged: %s", error)
 
     def _read(self) -> dict[str, int]:
-        """Return the steps in the file by series; an empty dict if it cannot be read."""
         assert self._path is not None
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
@@ -217,7 +211,6 @@ class LoggedSteps:
             self._write(steps)
 
     def _write(self, steps: Mapping[str, int]) -> None:
-        """Write `steps`, by series, into the file, with the series that are there already."""
         assert self._path is not None
         partial = self._path.with_name(f".{FILE}.{os.getpid()}")
         try:
@@ -227,7 +220,6 @@ class LoggedSteps:
             self._tell(str(error))
 
     def _tell(self, why: str) -> None:
-        """Log once that steps may be logged twice, because of `why`."""
         if not self._told:
             logger.warning("steps may be logged twice after a restart of the job: %s", why)
         self._told = True
@@ -241,8 +233,6 @@ Resume = Callable[
 
 
 class Checkpoints:
-    """An object that saves and restores one worker's state, for the training thread only."""
-
     def __init__(self, config: CheckpointConfig, records: JobRecords) -> None:
         self._config = config
         self._records = records
@@ -251,7 +241,6 @@ class Checkpoints:
         self.writer = CheckpointWriter(config, records)  # in a thread of its own
 
     def check_directory(self) -> None:
-        """Create the directory of checkpoints, and check that files can be written into it."""
         directory = self._config.directory
         name = f".{id(self)}-{time.monotonic_ns()}.probe"
         try:
@@ -307,7 +296,6 @@ class Checkpoints:
         return found
 
     def _find(self) -> Checkpoint | None:
-        """Return the newest good checkpoint to continue from; None for a fresh start."""
         config = self._config
         resumes_here = config.resume_from == config.directory
         found, refused, others = self._newest(config.directory, own_only=not resumes_here)
@@ -336,7 +324,6 @@ class Checkpoints:
     def _newest(
         self, directory: Location, own_only: bool
     ) -> tuple[Checkpoint | None, list[str], list[str]]:
-        """Find the newest good checkpoint in a directory; log each damaged file before it."""
         refused: list[str] = []
         others: list[str] = []
         for path in files.checkpoint_files(directory):
@@ -356,7 +343,6 @@ class Checkpoints:
     # --- saving
 
     def wants_parts(self, size: int) -> bool:
-        """Return whether rank 0 wants all workers to save their parts of a checkpoint."""
         may_begin = self._in_parts(size) and not self.writer.is_writing
         return may_begin and self._due_at is not None and self._is_due(self._due_at)
 
@@ -409,30 +395,27 @@ class Checkpoints:
         self.writer.save(at, replica, StateShare(0, size) if in_parts else WHOLE_STATE)
 
     def hasten(self) -> None:
-        """Make the next `save_if_due` save, however new the newest checkpoint is."""
         self._due_at = -math.inf if self._due_at is not None else None
 
     def _age_of_newest(self) -> float:
         """Return the seconds since the last save, from which a new rank 0 counts on."""
+
+        def look() -> float:
+            try:
+                newest = next(iter(files.checkpoint_files(self._config.directory)), None)
+                return time.time() - modified_s(newest) if newest is not None else math.inf
+            except (CheckpointError, OSError):
+                return 0.0
+
         # Else a job whose workers all live for less than `every_s` would never save. Clocks that
         # differ shift this one save only.
         if self.writer.last_step >= 0:  # this worker has read it, or written it
             return 0.0
-        age_s = looked(self._look_at_age, LOOK_S, otherwise=0.0)
-        return min(max(0.0, age_s), self._config.every_s)
-
-    def _look_at_age(self) -> float:
-        """Return the age of the newest checkpoint in seconds, by this host's clock."""
-        try:
-            newest = next(iter(files.checkpoint_files(self._config.directory)), None)
-            return time.time() - modified_s(newest) if newest is not None else math.inf
-        except (CheckpointError, OSError):
-            return 0.0
+        return min(max(0.0, looked(look, LOOK_S, otherwise=0.0)), self._config.every_s)
 
     def save_last_part(
         self, at: CheckpointPosition, replica: Durable, share: StateShare, timeout_s: float
     ) -> None:
-        """Begin to save this worker's part of the last checkpoint, in a job that saves in parts."""
         if self._config.sharded and self.writer.wait(timeout_s):
             self.writer.save(at, replica, share)
 
@@ -473,7 +456,6 @@ class Checkpoints:
         return found, directory
 
     def _look_for_newest(self, step: int | None) -> int | None:
-        """Look for the checkpoint of `newest_saved`, by the headers in the directory."""
         known, limit = self.writer.last_step, math.inf if step is None else step
         others: list[int] = []  # steps of checkpoints of other starts
         try:

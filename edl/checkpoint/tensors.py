@@ -85,7 +85,6 @@ def _blob(array: np.ndarray[Any, Any]) -> Blob | None:
 
 
 def from_tree(value: Any, blobs: Mapping[str, Blob]) -> Any:
-    """Return a state, or a value in it, from its form in JSON: the inverse of `to_tree`."""
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
@@ -107,16 +106,12 @@ def from_tree(value: Any, blobs: Mapping[str, Blob]) -> Any:
 # ------------------------------------------------------------
 # Describe the tensors of a checkpoint, and the files in which their data lie.
 
-
 UNCHANGED = re.compile(r"unchanged-(\d{12})-[0-9a-f]{8}\.safetensors")
-
 PART = re.compile(r"part-(\d{12})-[0-9a-f]{8}-\d{5}-of-\d{5}\.safetensors")
 
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """The description of one tensor in the header of a checkpoint."""
-
     kind: str  # as in `Blob`
     dtype: str
     shape: tuple[int, ...]
@@ -131,13 +126,11 @@ class TensorRecord:
 
     @classmethod
     def of(cls, blob: Blob) -> TensorRecord:
-        """Return the record of `blob`, whose bytes are read for the checksum."""
         digest = hashlib.sha256(blob.data).hexdigest()
         return cls(blob.kind, blob.dtype, tuple(blob.shape), blob.device, digest)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TensorRecord:
-        """Return the record with these `values`, by the names of its fields, as JSON has them."""
         return cls(**{**values, "shape": tuple(values["shape"])})
 
     def is_unchanged(self, before: TensorRecord | None) -> bool:
@@ -146,12 +139,10 @@ class TensorRecord:
 
 
 def is_named_by_checkpoints(name: str) -> bool:
-    """Return whether `name` is that of a file which a checkpoint refers to for some tensors."""
     return bool(UNCHANGED.fullmatch(name) or PART.fullmatch(name))
 
 
 def check_is_whole(path: Location) -> None:
-    """Raise CheckpointError if `path` has the name of a file with some tensors of checkpoints."""
     if is_named_by_checkpoints(path.name):
         raise CheckpointError(
             f"{path} has only some tensors of a checkpoint; give the directory {path.parent}, or a "
@@ -160,12 +151,10 @@ def check_is_whole(path: Location) -> None:
 
 
 def named_files(path: Location, records: Mapping[str, TensorRecord]) -> list[Location]:
-    """Return the paths of the other files that have tensors of a checkpoint."""
     return [path.parent / name for name in sorted({one.file for one in records.values()} - {""})]
 
 
 def check_is_there(path: Location, other: Location) -> None:
-    """Raise CheckpointError if `other`, which the checkpoint `path` names, is not there."""
     try:
         file_bytes(other)
     except OSError as error:

@@ -86,7 +86,6 @@ def export_weights(
 
 
 def _model(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return a checkpoint's weights and other values by the names in the model's `state_dict()`."""
     model: Mapping[str, Blob] = checkpoint.state["model"]
     exported = checkpoint.state.get("state_dict")
     if exported is None:
@@ -96,7 +95,6 @@ def _model(checkpoint: Checkpoint) -> Mapping[str, Any]:
 
 
 def _ties(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return, for each further name of a tensor that has several, the tensor's first name."""
     firsts: dict[str, str] = {}
     ties: dict[str, str] = {}
     names: Mapping[str, str] = checkpoint.state.get("state_dict", {}).get("names", {})

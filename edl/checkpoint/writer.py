@@ -61,7 +61,6 @@ logger = logging.getLogger(__name__)
 # 4. A file goes when no checkpoint names it, and all checkpoints are newer than it
 #    (`remove_unreferenced`).
 
-
 LEAST = 1 << 20  # bytes of tensors; for fewer no file is written
 
 
@@ -105,13 +104,11 @@ class UnchangedTensors:
 
 
 def check_named(path: Location, records: Mapping[str, TensorRecord]) -> None:
-    """Raise OSError if a later ring has removed a file that a checkpoint is about to name."""
     for other in named_files(path, records):
         file_bytes(other)
 
 
 def remove_unreferenced(directory: Location) -> None:
-    """Remove files of unchanged tensors that no checkpoint in `directory` names any more."""
     found = {name: UNCHANGED.fullmatch(name) for name in files.names_in(directory)}
     # A worker of an earlier ring may be about to name a file if a checkpoint of its step or an
     # earlier one is there, and one that cannot be read may name any.
@@ -145,8 +142,6 @@ class JobRecords:
 
 
 class Durable(Protocol):
-    """The interface to copy and load the state that a checkpoint holds."""
-
     framework: str  # which checkpoints record
 
     def capture(self, share: StateShare = WHOLE_STATE) -> Any:
@@ -177,8 +172,6 @@ class CheckpointPosition:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """The settings of a job's checkpoints, as one start of the job has them."""
-
     directory: Location  # where checkpoints are written
     every_s: float  # between the begins of two saves
     keep: int  # the newest ones
@@ -194,8 +187,6 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class _Copy:
-    """A copy of the state, or of a part of it, that is to be written."""
-
     manifest: Manifest  # without what the job has learned, which is added
     owner: Owner  # the ring that saves
     state: PackedState  # what this worker writes of it
@@ -228,7 +219,6 @@ class CheckpointWriter:
         self._last_part: tuple[int, Location] | None = None  # step and file
 
     def take_over(self, generation: int) -> None:
-        """Claim the directory for this worker's new ring; older rings then save no more."""
         self.generation = generation
         try:
             self._replaced = take_over(self.config.directory, self._owner).replaced
@@ -238,7 +228,6 @@ class CheckpointWriter:
             ) from error
 
     def restored(self, found: Checkpoint) -> None:
-        """Note that this worker has read `found`, every byte of it, in the directory."""
         self.last_step = found.manifest.step
         self._unchanged.restored(found)
 
@@ -249,7 +238,6 @@ class CheckpointWriter:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint, or a part of one, is being written."""
         return self._writing is not None and self._writing.is_alive()
 
     def save(
@@ -313,7 +301,6 @@ class CheckpointWriter:
         self._writing.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait, for at most `timeout_s` seconds, until no checkpoint is being written."""
         if self._writing is not None:
             self._writing.join(max(0.0, timeout_s))
             if self._writing.is_alive():
@@ -326,7 +313,6 @@ class CheckpointWriter:
         self._hurry.set()
 
     def failed(self, step: int, why: str, superseded: bool = False) -> None:
-        """Log why a checkpoint was not written; the storage, which may hang, is not touched."""
         reason = f"the checkpoint of step {step} was not written: {why}"
         logger.warning("%s", reason)
         self.why_failed = reason
@@ -345,7 +331,6 @@ class CheckpointWriter:
     # --- in the writing thread
 
     def _write(self, copy: _Copy) -> None:
-        """Write a checkpoint, as rank 0, and remove old ones; a failure is logged."""
         began, share, state = time.monotonic(), copy.share, copy.state
         directory, step = self.config.directory, copy.manifest.step
         path = files.path_of(directory, step)
@@ -389,11 +374,6 @@ class CheckpointWriter:
         logger.info("%s", reason)
         details = CheckpointDetails(str(path), size, copy.capture_s, write_s)
         self._records.log(details, step, reason)
-        self._remove_old(step)
-
-    def _remove_old(self, step: int) -> None:
-        """Remove what is not needed after the checkpoint of `step`; a failure is only logged."""
-        directory = self.config.directory
         try:
             files.prune(directory, step, self.config.keep)
             remove_parts(directory, step)
@@ -402,7 +382,6 @@ class CheckpointWriter:
             logger.warning("old checkpoints stay: %s", _clause(error, directory))
 
     def _write_part(self, copy: _Copy) -> None:
-        """Write this worker's part of a checkpoint, which rank 0 waits for; a failure is logged."""
         began, share = time.monotonic(), copy.share
         directory, step = self.config.directory, copy.manifest.step
         path = PartPlace.of(directory, step, copy.owner, share.size).path(share.rank)
@@ -437,7 +416,6 @@ class CheckpointWriter:
 
 
 def _clause(error: Exception, path: Location) -> str:
-    """Return why a file was not written, as a clause; `path` is the checkpoint's."""
     if isinstance(error, OSError):
         return f"{error.strerror or error}: {error.filename or path}"
     return str(error) if isinstance(error, EdlError) else f"{type(error).__name__}: {error}"

@@ -25,7 +25,6 @@ from edl.text import counted, rounded, verb
 from edl.zookeeper.access import CLUSTERS, replace_file
 
 NO_LIMIT = 0  # as `--max 0`
-
 QueueArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the queue.")]
 
 
@@ -84,7 +83,6 @@ def delete_queue(
 
 
 def queue_table(queues: Sequence[QueueStatus]) -> Table:
-    """Return a table for a terminal with a row for each of `queues`."""
     titles = "queue", "quota", "weight", "max", "slots", "surplus", "running", "waiting", "rho"
     table = Table(*columns(*titles), box=box.SIMPLE_HEAD, pad_edge=False)
     for one in queues:

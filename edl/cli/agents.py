@@ -75,20 +75,16 @@ LastLineOption = Annotated[
 
 
 class LastLine:
-    """The last line that a command with an agent prints with `--json`."""
-
     def __init__(self, job: str | None, run: str | None) -> None:
         # what the line says so far; at first an end by an error without a reason
         self.result = AgentResult(job, run)
 
     def knows(self, **values: Any) -> None:
-        """Set the fields of the line, an `AgentResult`, that are given by name."""
         self.result = replace(self.result, **values)
 
     def run(
         self, agent: Agent, exit_code: Callable[[AgentEnd, int], int] | None = None
     ) -> typer.Exit:
-        """Run an agent to its end, and return the exception that ends the command with its code."""
         code = agent.run()
         self.result = agent.result(code)
         if exit_code is not None:
@@ -96,7 +92,6 @@ class LastLine:
         return typer.Exit(self.result.exit_code)
 
     def print(self) -> None:
-        """Print the line, as JSON, to standard output."""
         print(json.dumps(self.result.to_json()), flush=True)
 
 
@@ -117,7 +112,6 @@ def last_line(as_json: bool, job: str | None = None, run: str | None = None) -> 
 
 
 def _with_error(line: LastLine, error: BaseException) -> typer.Exit:
-    """Print the sentence of `error`, and `line` with its reason; return the end of the command."""
     reason, end, _ = ending(error)
     code = complain(error)
     line.knows(end=end, reason=reason, exit_code=code)
@@ -137,7 +131,6 @@ class AgentCommand(TyperCommand):
         return args
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options in the words `args` into `ctx`, typer's context of the command."""
         as_json = "--json" in self.own_words(args)  # before typer takes the words away
         try:
             words: list[str] = super().parse_args(ctx, self.prepared(args))
@@ -186,22 +179,17 @@ def _option(one: Field[Any], hint: Any) -> Any:
         help = f"do not {help}"
     default = one.default if isinstance(one.default, str) else f"{one.default or 0:g}"
     shown = "" if kind is bool or not one.default else f" Default: {default}."
+    option = about["option"]
+    if kind is bool:
+        option = f" /{option}" if one.default else f"{option}/"
     return Annotated[
         kind | None,
         typer.Option(
-            _declaration(one, kind),
+            option,
             metavar=about["metavar"] or None,
             help=f"{help[0].upper()}{help[1:]}.{shown}",
         ),
     ]
-
-
-def _declaration(one: Field[Any], kind: type) -> str:
-    """Return the words that declare to typer the option of a setting."""
-    option: str = one.metadata["option"]
-    if kind is not bool:
-        return option
-    return f" /{option}" if one.default else f"{option}/"
 
 
 RESUME = "--resume"
@@ -322,7 +310,6 @@ def _run(
     policy: Path | None,
     or_join: bool,
 ) -> typer.Exit:
-    """Create the job or join it, run this host's agent to its end, return the end of `edl run`."""
     spec = job_spec(command, np, settings, Path.cwd(), slots)
     slots = host_slots(spec, slots)
     if or_join and (job is None or settings.secret is None):
@@ -385,7 +372,6 @@ class RunCommand(AgentCommand):
         return [*known, *args[len(own) :]]
 
     def own_words(self, args: Sequence[str]) -> Sequence[str]:
-        """Return the options in `args`, with their values, before the user's command."""
         flags = {name for one in self.params if getattr(one, "is_flag", False) for name in one.opts}
         options = {name for one in self.params for name in one.opts}
         end = 0
@@ -395,7 +381,6 @@ class RunCommand(AgentCommand):
 
 
 def _resume(newest: bool, auto: bool, directory: str | None) -> str | None:
-    """Return the value of the setting `resume` that three options give together."""
     if newest + auto + (directory is not None) > 1:
         raise UsageError(f"give one of {RESUME}, {AUTO} and {RESUME}-from")
     if directory is not None:
@@ -437,7 +422,6 @@ def _join(
 
 
 def _finished(line: LastLine, name: str) -> typer.Exit:
-    """Print that the job `name` has finished; return the exception that ends with code 0."""
     reason = f"job {name} has finished; another --job would start anew"
     _print(reason)
     line.knows(end=AgentEnd.FINISHED, exit_code=0, reason=reason)

@@ -131,7 +131,6 @@ def _drain_host_of_cluster(
     zookeeper: str | None,
     timeout_s: float | None,
 ) -> None:
-    """Take all jobs off a host of a cluster until `edl undrain`, and print that it is drained."""
     if len(words) + (option is not None) != 1:
         raise UsageError(
             "edl drain --cluster takes one host, as `edl drain --cluster lab node1`; for a worker "

@@ -15,7 +15,6 @@ from edl.client.connection import choose_job, connected
 
 
 def _option(action: Action, what: str) -> typer.models.OptionInfo:
-    """Return the command line option of one kind of fault; its values name the workers to hit."""
     option: typer.models.OptionInfo = typer.Option(f"--{action}", metavar="WHO", help=what)
     return option
 

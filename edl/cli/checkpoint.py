@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,12 +17,11 @@ from edl.checkpoint.format import Checkpoint, Manifest
 from edl.checkpoint.location import Location, RemotePath, file_bytes, location
 from edl.checkpoint.safetensors import Blob
 from edl.checkpoint.tensors import named_files
-from edl.cli.common import JsonOption
+from edl.cli.common import JsonOption, moment
 from edl.errors import CheckpointError, UsageError
-from edl.text import counted
+from edl.text import aligned, counted
 
 MAX_CHECKED_BYTES = 10**9  # read and compared in about 2 s
-
 SourceArgument = Annotated[
     str,
     typer.Argument(
@@ -53,7 +51,9 @@ def list_(
     if as_json:
         typer.echo(json.dumps(found))
     elif found:
-        _print_columns(("STEP", "EPOCH", "JOB", "SAVED", "SIZE", "FILE"), map(_row, found))
+        titles = ("STEP", "EPOCH", "JOB", "SAVED", "SIZE", "FILE")
+        for line in aligned([titles, *map(_row, found)]):  # whole texts: names can be copied
+            typer.echo(line)
         if unread := sum(one["error"] is None and not one["checked"] for one in found):
             typer.echo(
                 f"Only the headers of the last {counted(unread, 'file')} were read: "
@@ -80,7 +80,8 @@ def show(source: SourceArgument, as_json: JsonOption = False) -> None:
         typer.echo(line)
     shapes = {name: " x ".join(map(str, blob.shape)) or "scalar" for name, blob in model.items()}
     rows = ((name, blob.dtype, shapes[name]) for name, blob in model.items())
-    _print_columns(("TENSOR", "DTYPE", "SHAPE"), rows)
+    for line in aligned([("TENSOR", "DTYPE", "SHAPE"), *rows]):
+        typer.echo(line)
 
 
 def export(
@@ -122,7 +123,6 @@ def _listed(path: Location, max_bytes: int) -> dict[str, Any] | None:
 
 
 def _about(path: Location, manifest: Manifest) -> dict[str, Any]:
-    """Return a checkpoint's path, its size in bytes and the most important values of its header."""
     about = asdict(manifest)
     kept = {name: about[name] for name in ("job", "step", "epoch", "framework", "saved_at")}
     others = named_files(path, files.read_records(path))
@@ -131,25 +131,14 @@ def _about(path: Location, manifest: Manifest) -> dict[str, Any]:
 
 
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of one checkpoint in the table of `edl checkpoint list`."""
     size = _megabytes(one["bytes"])
     if one["error"] is not None:
         return ("", "", "", "", size, one["error"])
-    saved, name = _clock(one["saved_at"]), Path(one["path"]).name
+    saved, name = moment(one["saved_at"]), Path(one["path"]).name
     return (str(one["step"]), str(one["epoch"]), one["job"], saved, size, name)
 
 
-def _print_columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table to standard output without shortening any text, so that names can be copied."""
-    lines = [heads, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        padded = (text.ljust(width) for text, width in zip(line, widths, strict=True))
-        typer.echo("  ".join(padded).rstrip())
-
-
 def _described(found: Checkpoint) -> list[str]:
-    """Return the lines with which `edl checkpoint show` describes a checkpoint, `found`."""
     manifest, model = found.manifest, found.state["model"]
     values = sum(math.prod(blob.shape) for blob in model.values())
     source = manifest.source
@@ -158,7 +147,7 @@ def _described(found: Checkpoint) -> list[str]:
     samples, batch = counted(source["total"], "sample"), source["batch_size"]
     return [
         f"file:       {found.path} ({size}; every byte fits its checksum)",
-        f"job:        {manifest.job}, saved {_clock(manifest.saved_at)}",
+        f"job:        {manifest.job}, saved {moment(manifest.saved_at)}",
         f"place:      step {manifest.step}, epoch {manifest.epoch}",
         f"data:       {samples}, {order}, batches of {batch} a worker",
         f"framework:  {manifest.framework}, optimizer {found.state['optimizer_kind']}",
@@ -168,7 +157,3 @@ def _described(found: Checkpoint) -> list[str]:
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
-
-
-def _clock(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")

@@ -291,7 +291,6 @@ def run_controller(controller: Controller, host: BackgroundProcess | None) -> No
 
 
 def next_steps(name: str, hosts: str, local: bool) -> list[str]:
-    """Return sentences for the user who has started a cluster: which commands to type next."""
     steps = ["submit a job: edl submit job.yaml; see it: edl list, edl cluster status"]
     if not local:
         steps.append(f"offer this machine: edl host --cluster {name} --slots N")
@@ -381,7 +380,6 @@ def policy(
 
 
 def parameters_of(policy: str, texts: Sequence[str]) -> dict[str, object]:
-    """Return the parameters that a user gives for the policy named `policy`, by name."""
     rule, found = load_policy(policy), {}
     known = rule.rule if isinstance(rule, OwnPolicy) else rule
     for text in texts:
@@ -392,7 +390,6 @@ def parameters_of(policy: str, texts: Sequence[str]) -> dict[str, object]:
 
 
 def status_table(now: ClusterStatus) -> RenderableType:
-    """Return the status of a cluster as tables for a terminal: leader, policy, slots and hosts."""
     jobs = ", ".join(f"{count} {state}" for state, count in now.jobs.items()) or "none"
     waits = f"; {counted(now.waiting, 'more controller')} {verb(now.waiting, 'waits', 'wait')}"
     rows = {
@@ -429,7 +426,6 @@ def status_table(now: ClusterStatus) -> RenderableType:
 
 
 def _show(found: Sequence[JobPlan], as_json: bool) -> None:
-    """Print the slots of each job now and by a plan, and why; as a JSON list or as a table."""
     if as_json:
         typer.echo(json.dumps([one.to_json() for one in found]))
         return
@@ -445,7 +441,6 @@ def _show(found: Sequence[JobPlan], as_json: bool) -> None:
 
 
 def _pair(text: str, example: str) -> tuple[str, str]:
-    """Split `text`, like "gpu=h100", into (key, value); `example` is shown in the error."""
     key, equals, value = text.partition("=")
     if not key or not equals or not value:
         raise UsageError(f"{text!r} is no KEY=VALUE; write it like `{example}`")
@@ -453,7 +448,6 @@ def _pair(text: str, example: str) -> tuple[str, str]:
 
 
 def _value(text: str, known: object) -> object:
-    """Return the value of a parameter that a user gives as `text`."""
     try:
         found: object = json.loads(text)
     except ValueError:

@@ -100,7 +100,6 @@ WaitTimeoutOption = Annotated[
         help="How long to wait, if at all. Default: as long as it takes.",
     ),
 ]
-
 _UNLIMITED_COLUMNS = 1_000_000
 FOLLOW_S = 0.5  # how often --watch, --follow and waiting verbs look again
 
@@ -111,7 +110,6 @@ def console() -> Console:
 
 
 def print_table(table: RenderableType) -> None:
-    """Print a table, or a group of tables, to standard output."""
     screen = console()
     if not screen.is_terminal:
         # as wide as its texts, so that each row is one line and can be searched
@@ -127,7 +125,6 @@ def columns(*titles: str) -> list[Column]:
 
 
 def facts_table(rows: Mapping[str, str]) -> Table:
-    """Return a table with a row for each item of `rows`: its title in bold, and its text."""
     from rich.table import Column, Table
     from rich.text import Text
 
@@ -153,14 +150,17 @@ def line_writer(*, with_time: bool = False) -> Callable[[str], None]:
 
 @lru_cache(maxsize=2)  # of standard output and error, which all writers of a process share
 def _line_output(file: IO[str] | None) -> LineOutput:
-    """Return the one started object that writes lines to ``file``, a standard stream."""
     output = LineOutput(file)
     output.start()
     return output
 
 
+def moment(time_s: float) -> str:
+    """Return a time in seconds since 1970 as text: date and time in the local time zone."""
+    return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
+
+
 def settings_of_agent(**arguments: Any) -> config.Config:
-    """Return the settings of a process that starts workers; warn of misspelled variables."""
     for variable, near in config.misspelled().items():
         OutputStream(sys.stderr).write(f"edl: {variable} is no setting of edl; {near} is\n")
     return config.load(**arguments)
@@ -185,14 +185,12 @@ def interruptible() -> Iterator[None]:
 
 
 def duration(option: str, text: str) -> float:
-    """Return the seconds, more than 0, that a user gives with an option, such as "30s"."""
     if not (found := seconds(text)):
         raise UsageError(f"{option} {text} is no time; write it as 30s, or 2m")
     return found
 
 
 def worker_number(text: str) -> int:
-    """Return the number of a worker that is written as "w3" or "3"; it need not exist."""
     match = re.fullmatch(r"w?(\d+)", text)
     if match is None:
         raise UsageError(f"{text!r} is not a worker; write w3, or 3 (see `edl status`)")
@@ -200,5 +198,4 @@ def worker_number(text: str) -> int:
 
 
 def trouble_words(connected: bool, error: CoordinationError) -> str:
-    """Return why nothing newer is shown: ZooKeeper is away, or a record cannot be read."""
     return f"{'cannot be read' if connected else 'ZooKeeper is away'}: {error}"

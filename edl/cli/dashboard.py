@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from functools import partial
 from typing import Annotated
 
 import typer
 
 from edl.api.listening import ListenAddress, check_packages
-from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption, line_writer
+from edl.cli.common import ClusterOption, JsonOption, ZooKeeperOption, line_writer, moment
 from edl.client.connection import choose_job, connected
 from edl.cluster.client.access import NO_CLUSTER, known_store, store_of_job
 from edl.cluster.client.connection import connected_cluster
 from edl.cluster.client.history_file import MAX_ROWS, HistoryFile, history_path
 from edl.cluster.history import JobHistory, SlotInterval
 from edl.config import LOOPBACK
-from edl.text import counted, rounded
+from edl.text import aligned, counted, rounded
 
 PORT = 8470
 PACKAGES = ("starlette", "uvicorn")
@@ -134,25 +133,21 @@ def history(
         typer.echo(f"the history of cluster {name} on this machine has no{such}")
         return
     for line in history_table(jobs, now_s):
-        typer.echo(line.rstrip())
+        typer.echo(line)
     for line in slot_lines(slots, now_s):
         typer.echo(line)
 
 
 def history_table(jobs: Sequence[JobHistory], now_s: float) -> list[str]:
-    """Return lines with a row for each of `jobs`, under a row of titles."""
     rows = [("JOB", "STATE", "RUNS", "SLOT HOURS", "SUBMITTED", "LASTED", "BY")]
     for one in jobs:
         state = str(one.result or one.state)
         end_s = one.ended_s or now_s
         lasted = rounded(end_s - one.submitted_s) if one.submitted_s else "-"
         slot_h = f"{one.slot_s / HOUR_S:.2f}"
-        begun = _clock(one.submitted_s) if one.submitted_s else "-"
+        begun = moment(one.submitted_s) if one.submitted_s else "-"
         rows.append((one.job, state, str(one.runs), slot_h, begun, lasted, one.by or "-"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)) for row in rows
-    ]
+    return aligned(rows)
 
 
 def slot_lines(slots: Sequence[SlotInterval], now_s: float) -> list[str]:
@@ -160,12 +155,7 @@ def slot_lines(slots: Sequence[SlotInterval], now_s: float) -> list[str]:
     lines = []
     for one in slots:
         lasted = rounded((now_s if one.end_s is None else one.end_s) - one.begin_s)
-        until = "now" if one.end_s is None else _clock(one.end_s)
+        until = "now" if one.end_s is None else moment(one.end_s)
         number = counted(one.slots, "slot")
-        lines.append(f"  {_clock(one.begin_s)} to {until} ({lasted}): {number} of {one.host}")
+        lines.append(f"  {moment(one.begin_s)} to {until} ({lasted}): {number} of {one.host}")
     return lines
-
-
-def _clock(time_s: float) -> str:
-    """Return a time, in seconds since 1970, as the local date and time."""
-    return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")

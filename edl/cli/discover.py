@@ -13,7 +13,6 @@ from edl.host.horovodrun.last_answer import keep_answer, last_answer
 
 
 def main() -> None:
-    """Run the console script `edl-discover`, which prints hosts and slots, one host a line."""
     answer = last_answer(sys.argv[1:])
     if answer is not None:
         print(answer)
@@ -28,7 +27,6 @@ def main() -> None:
 
 
 def discover(arguments: Sequence[str]) -> list[str]:
-    """Return the lines that `edl-discover` prints for horovodrun's driver, such as "node1:4"."""
     # A line says how many workers horovodrun shall start on a host: as many as the job wants, and
     # before there is a job as horovodrun's -np says. With --file, or outside of horovodrun, it is
     # the number that is given. The answer is stored for the next call.

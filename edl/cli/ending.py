@@ -22,7 +22,6 @@ SENTENCES = (ARGUMENT_ERROR, EdlError, KeyboardInterrupt, typer.Abort, OSError)
 
 
 def complain(error: BaseException) -> int:
-    """Print the sentence of `error` to standard error; return the exit code of a command."""
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is to try to flush to it
         return 1
@@ -32,18 +31,13 @@ def complain(error: BaseException) -> int:
 
 
 def ending(error: BaseException) -> tuple[str, AgentEnd, int]:
-    """Return the sentence of an error, the end of an agent that it ends, and the exit code."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "interrupted", AgentEnd.PREEMPTED, INTERRUPTED
     if isinstance(error, ARGUMENT_ERROR):
-        return _argument_sentence(error), AgentEnd.REFUSED, EXIT_CODES[AgentEnd.REFUSED]
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "edl"
+        message: str = error.format_message().rstrip(".")
+        sentence = f"{message[:1].lower()}{message[1:]}; see `{path} --help`"
+        return sentence, AgentEnd.REFUSED, EXIT_CODES[AgentEnd.REFUSED]
     end = end_of_error(error) if isinstance(error, EdlError) else AgentEnd.ERROR
     return str(error), end, EXIT_CODES[end]
-
-
-def _argument_sentence(error: Any) -> str:
-    """Return the text of `error`, a usage error of typer, as one sentence that names the help."""
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "edl"
-    message: str = error.format_message().rstrip(".")
-    return f"{message[:1].lower()}{message[1:]}; see `{path} --help`"

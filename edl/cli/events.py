@@ -106,7 +106,6 @@ def _show(
     text: Callable[[int, E], str],
     session: Session | None,
 ) -> None:
-    """Print events, one a line, the oldest first."""
     last = -1
 
     def further() -> tuple[bool, list[tuple[int, E]]]:
@@ -121,7 +120,6 @@ def _show(
 
 
 def _show_of_cluster(store: ClusterStore, job: str | None, as_json: bool, follow: bool) -> None:
-    """Print the events of a cluster, or of one of its jobs, one a line, the oldest first."""
     store.nodes.check_administrator(
         "read the events of the cluster (`edl events JOB --cluster ''` shows those of a run)"
     )
@@ -142,7 +140,6 @@ def _show_of_cluster(store: ClusterStore, job: str | None, as_json: bool, follow
 
 
 def aligned(event: Event, width: int | None = None) -> str:
-    """Return an event as text for people: local time, generation, step, kind, reason and cost."""
     clock = datetime.fromtimestamp(event.time).strftime("%m-%d %H:%M:%S.%f")[:-3]
     columns = f"{clock}  gen {event.generation:<4d} step {event.step:<8d} {event.kind:<18} "
     text = cost(event)
@@ -178,7 +175,6 @@ _TITLES = {
 
 
 def explanation_lines(name: str, width: int) -> list[str]:
-    """Return the explanation of the events called `name` as lines of at most `width` columns."""
     word = name.replace("-", "_").lower()
     if word not in tuple(EventKind):
         known = some(nearest(word, list(EventKind))[:3])
@@ -195,7 +191,6 @@ def explanation_lines(name: str, width: int) -> list[str]:
 
 
 def overview_lines(width: int) -> list[str]:
-    """Return all kinds of events with their meanings, the gravest first, in `width` columns."""
     lines: list[str] = []
     for severity, title in _TITLES.items():
         lines += [*([""] if lines else []), title]
@@ -206,7 +201,6 @@ def overview_lines(width: int) -> list[str]:
 
 
 def _indented(text: str, width: int, indent: str = "  ") -> list[str]:
-    """Return `text` as lines of at most `width` columns, each after `indent`."""
     return textwrap.wrap(
         text,
         max(width, 20),

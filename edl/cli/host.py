@@ -154,7 +154,6 @@ def host(
 
 
 def _labels(words: Sequence[str]) -> dict[str, str]:
-    """Return the labels that `words`, like "gpu=h100", give to this host."""
     found: dict[str, str] = {}
     for word in words:
         key, sign, value = word.partition("=")

@@ -23,6 +23,7 @@ from edl.cli.common import (
     WaitTimeoutOption,
     ZooKeeperOption,
     console,
+    moment,
     progress,
 )
 from edl.cli.ending import complain
@@ -99,7 +100,6 @@ def list_jobs(
 def _show_own(
     found: Sequence[JobSummary], jobs: ObservedJobs, state: str | None, as_json: bool
 ) -> None:
-    """Print the jobs of `edl run`, one a line, those that run first."""
     if state is not None and state not in OWN_STATES:
         raise UsageError(f"there is no state {state!r}; use one of {', '.join(OWN_STATES)}")
     chosen = [job for job in found if state in (None, job.state)]
@@ -126,7 +126,6 @@ def _show_own(
 
 
 def _show_of_cluster(cluster: Cluster, queue: str | None, state: str | None, as_json: bool) -> None:
-    """Print the jobs of `cluster`, one a line, in the order of submission."""
     with cluster:
         jobs, name = cluster.list(queue, state), cluster.name
         has_controller = None if as_json else cluster.has_controller()
@@ -184,7 +183,12 @@ def submit(
     """
     if timeout_s is not None and not watch:
         raise UsageError("--timeout is for --watch; give both or neither")
-    given = _standard_input() if manifest == STANDARD_INPUT else read_job_manifest(manifest)
+    if manifest != STANDARD_INPUT:
+        given = read_job_manifest(manifest)
+    elif sys.stdin is None:  # the parent has closed it
+        raise ManifestError("standard input", 0, "it is closed; name the file of a job's manifest")
+    else:
+        given = manifest_in(sys.stdin.buffer, "standard input")
     with Cluster(cluster, zookeeper) as client:
         name = client.submit(given, key)
         if not watch:
@@ -207,12 +211,6 @@ def submit(
             raise typer.Exit(TIMED_OUT) from None
     if end.is_over:
         raise typer.Exit(wait_exit_code(end))
-
-
-def _standard_input() -> JobManifest:
-    if sys.stdin is None:  # the parent has closed it
-        raise ManifestError("standard input", 0, "it is closed; name the file of a job's manifest")
-    return manifest_in(sys.stdin.buffer, "standard input")
 
 
 def show(
@@ -314,7 +312,6 @@ def hints(
 
 
 def hint_lines(found: SchedulerHints) -> list[str]:
-    """Return what is known of a job as lines for people."""
     most = "any number" if found.max is None else str(found.max)
     only = f", only {', '.join(map(str, found.sizes))}" if found.sizes else ""
     noise, left = found.noise_scale, found.samples_left
@@ -331,7 +328,6 @@ _GAP = "  "  # between two columns
 
 
 def job_table(jobs: Sequence[ClusterJobStatus], now_s: float, width: int | None) -> list[str]:
-    """Return lines with a row for each of `jobs`, under a row of titles."""
     rows: list[tuple[str, ...]] = [("JOB", "STATE", "SLOTS", "PRIORITY", "QUEUE", "AGE", "REASON")]
     rows += [(*_columns(job), rounded(now_s - job.submitted_s), job.reason) for job in jobs]
     if all(job.queue == "default" for job in jobs):
@@ -347,7 +343,6 @@ def job_table(jobs: Sequence[ClusterJobStatus], now_s: float, width: int | None)
 
 
 def newest_ended(jobs: Sequence[ClusterJobStatus]) -> tuple[list[ClusterJobStatus], int]:
-    """Return `jobs` without old ones that have ended, and how many those are."""
     ended = [job for job in jobs if job.state is LifeState.ENDED]
     by_end = sorted(ended, key=lambda job: job.ended_s)
     old = {job.name for job in by_end[: max(0, len(ended) - ENDED_SHOWN)]}
@@ -355,12 +350,10 @@ def newest_ended(jobs: Sequence[ClusterJobStatus]) -> tuple[list[ClusterJobStatu
 
 
 def state_line(job: ClusterJobStatus) -> str:
-    """Return the state of `job` and its reason as one line, as `edl submit --watch` shows it."""
     return f"{job.outcome}: {job.reason}"
 
 
 def details_text(details: ClusterJobDetails, now_s: float, width: int | None) -> str:
-    """Return all that is known of a job as text: its state, manifest and history."""
     rows = _rows(details, now_s)
     size = max(map(len, rows)) + len(_GAP)
     lines = [f"{title.ljust(size)}{text}" for title, text in rows.items()]
@@ -373,7 +366,6 @@ def details_text(details: ClusterJobDetails, now_s: float, width: int | None) ->
 
 
 def event_line(event: ClusterEvent, width: int | None, named: bool = True) -> str:
-    """Return an event of a cluster as text: local time, kind, reason, and who has written it."""
     clock = datetime.fromtimestamp(event.time_s).strftime("%m-%d %H:%M:%S")
     about = f"{event.job or event.host}: " if named and (event.job or event.host) else ""
     head = f"{clock}  {event.kind:<9}  "
@@ -383,7 +375,6 @@ def event_line(event: ClusterEvent, width: int | None, named: bool = True) -> st
 
 
 def _columns(job: ClusterJobStatus) -> tuple[str, str, str, str, str]:
-    """Return the texts (name, state, slots, priority, queue) of `job` for its row in a table."""
     surplus = f" ({job.surplus} surplus)" if job.surplus else ""
     slots = f"{job.slots}/{_range(job.min, job.max)}{surplus}"
     return job.name, job.outcome, slots, str(job.priority), job.queue
@@ -394,7 +385,6 @@ def _range(least: int, most: int) -> str:
 
 
 def _rows(details: ClusterJobDetails, now_s: float) -> dict[str, str]:
-    """Return the lines about the state of a job as texts, by their titles, in the order to show."""
     job, where = details.job, ""
     if details.devices:
         has = by_host({host: len(devices) for host, devices in details.devices.items()})
@@ -413,9 +403,9 @@ def _rows(details: ClusterJobDetails, now_s: float) -> dict[str, str]:
         "slots": f"{job.slots} of {_range(job.min, job.max)}, {job.np} wanted{where}"
         + (f"; {job.surplus} beyond the quota of its queue" if job.surplus else ""),
         "priority": f"{job.priority}, queue {job.queue}",
-        "submitted": f"{_moment(job.submitted_s)}, {rounded(now_s - job.submitted_s)} ago",
-        "started": _moment(job.started_s) if job.started_s else "",
-        "ended": f"{_moment(job.ended_s)}, exit code {job.exit_code}" if job.ended_s else "",
+        "submitted": f"{moment(job.submitted_s)}, {rounded(now_s - job.submitted_s)} ago",
+        "started": moment(job.started_s) if job.started_s else "",
+        "ended": f"{moment(job.ended_s)}, exit code {job.exit_code}" if job.ended_s else "",
         "runs": f"{job.runs}{failed}{token}; {details.slot_s:,.0f} slot-seconds",
         "next start": f"not in the next {rounded(left_s)}" if waits else "",
         "samples/s": throughput_text(details.throughput),
@@ -424,7 +414,6 @@ def _rows(details: ClusterJobDetails, now_s: float) -> dict[str, str]:
 
 
 def throughput_text(curve: Sequence[ThroughputPoint]) -> str:
-    """Return how fast a job trains with some numbers of workers, and how that is known."""
     known = [point for point in curve if point.samples_per_s is not None]
     if not known:
         return "not known; it is assumed to grow in proportion to the workers"
@@ -433,13 +422,7 @@ def throughput_text(curve: Sequence[ThroughputPoint]) -> str:
     )
 
 
-def _moment(time_s: float) -> str:
-    """Return a time in seconds since 1970 as text: date and time in the local time zone."""
-    return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
-
-
 def _differing(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the items of `values` whose value differs from that in `usual`, by key."""
     found = {}
     for key, value in values.items():
         other = usual.get(key)

@@ -98,7 +98,6 @@ def logs(
 
 
 def _read(words: Sequence[str], job: str | None) -> tuple[str | None, str | None]:
-    """Return the job and the worker that the words of the command line name, or None."""
     named = list(words)
     worker = named.pop() if named and _WORKER.fullmatch(named[-1]) else None
     named += [] if job is None else [job]
@@ -126,7 +125,16 @@ def _show_of_cluster(
                 return False
             _check_started(store, job)
             logs = ClusterJobLogs(store, job, worker)
-            look = _look(store, job, logs)
+            polled_s = -math.inf
+
+            def look() -> bool:
+                nonlocal polled_s
+                ended = store.jobs.get(job).life.state is LifeState.ENDED  # before the logs
+                if time.monotonic() - polled_s >= LOOK_S or ended:
+                    logs.poll()
+                    polled_s = time.monotonic()
+                return ended
+
             is_over = look()
         except (CoordinationError, AccessDenied, UsageError) as error:
             if cluster or type(error) is UnknownJob:  # of a tenant, which has no others
@@ -142,23 +150,7 @@ def _show_of_cluster(
     return True
 
 
-def _look(store: ClusterStore, job: str, logs: ClusterJobLogs) -> Callable[[], bool]:
-    """Return a function that returns whether a job of a cluster has ended, at each call."""
-    looked_s = -math.inf
-
-    def look() -> bool:
-        nonlocal looked_s
-        is_over = store.jobs.get(job).life.state is LifeState.ENDED  # before the logs are read
-        if time.monotonic() - looked_s >= LOOK_S or is_over:
-            logs.poll()
-            looked_s = time.monotonic()
-        return is_over
-
-    return look
-
-
 def _follow(look: Callable[[], bool], job: str, logs: ClusterJobLogs, lines: _Lines) -> None:
-    """Show what is new in the logs of a job of a cluster until the job has ended."""
     time.sleep(FOLLOW_S)
     try:
         for is_over in looks(look, None, ClientLimits(poll_s=FOLLOW_S)):
@@ -173,7 +165,6 @@ def _follow(look: Callable[[], bool], job: str, logs: ClusterJobLogs, lines: _Li
 
 
 def _show_new(logs: ClusterJobLogs, lines: _Lines, is_last: bool) -> None:
-    """Show what was written into the logs since the last call."""
     for log, parts in logs.read():
         for content in parts:
             lines.show(log.name, log, content)
@@ -208,18 +199,15 @@ class _Lines:
         self._buffers: dict[Hashable, tuple[str, LineBuffer]] = {}
 
     def show(self, name: str, log: Hashable, content: bytes) -> None:
-        """Print the complete lines of a log that `content` completes."""
         _, buffer = self._buffers.setdefault(log, (name, LineBuffer(_LINE_BYTES)))
         self._echo(name, buffer.add(content))
 
     def show_bar(self, log: Hashable) -> None:
-        """Print the state of a log's progress bar if it has changed, at most every `BAR_S`."""
         if log in self._buffers:
             name, buffer = self._buffers[log]
             self._echo(name, buffer.due_bar(BAR_S))
 
     def finish(self, log: Hashable) -> None:
-        """Print the last line of a log that is incomplete, if it has one."""
         if log in self._buffers:
             name, buffer = self._buffers[log]
             self._echo(name, buffer.finish())
@@ -239,7 +227,6 @@ class _LogFiles:
         self._lines = _Lines(worker is not None)
 
     def show(self, finish: bool) -> None:
-        """Print the complete lines that workers have written since the last call."""
         for name, path in named_logs(self._directory).items():
             if self._worker not in (None, name):
                 continue
@@ -301,14 +288,12 @@ def _look_elsewhere(
 
 
 def _check_started(store: ClusterStore, job: str) -> None:
-    """Raise an EdlError if `job`, of the cluster of `store`, was never started."""
     if not (life := store.jobs.get(job).life).run:
         why = life.reason or UNSEEN
         raise EdlError(f"job {job} has not started yet, so it has no logs: {life.state}, {why}")
 
 
 def _missing(job: str, worker: str | None, here: Sequence[str]) -> str:
-    """Return the sentence that says that a log is not on this host."""
     if worker is not None and here:
         return f"{worker} of job {job} did not run on this host; here: {some(here)}"
     return (

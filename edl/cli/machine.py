@@ -9,7 +9,7 @@ import ipaddress
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,9 +17,6 @@ from edl import config
 from edl.errors import ConfigError, CoordinationError
 from edl.events import EventKind
 from edl.zookeeper.access import CLUSTERS, JOBS, known_names
-
-if TYPE_CHECKING:
-    from edl.zookeeper.local_server import LocalServer
 
 
 def doctor() -> None:
@@ -89,8 +86,6 @@ _TYPER: Any = import_module("typer.completion")  # it re-exports what is used he
 
 
 class Shell(StrEnum):
-    """A shell for which there is a script."""
-
     BASH = "bash"
     ZSH = "zsh"
     FISH = "fish"
@@ -114,7 +109,6 @@ def completion_begins() -> None:
 
 
 def items(values: dict[str, str], incomplete: str) -> list[Any]:
-    """Return the completions among `values` for the word that was begun with `incomplete`."""
     item: Any = _TYPER.shell_completion.CompletionItem
     return [item(one, help=text) for one, text in values.items() if one.startswith(incomplete)]
 
@@ -177,8 +171,14 @@ def start_zookeeper(
     if server is None:
         raise CoordinationError("ZooKeeper was stopped as soon as it ran; start it again")
     typer.echo(f"ZooKeeper runs at {server.address}:{server.port}")
-    for sentence in _for_others(server, is_found=data is None):
-        typer.echo(sentence)
+    everywhere = server.address == local_server.EVERY_ADDRESS
+    if not ipaddress.ip_address(server.address).is_loopback:
+        option = f"--zookeeper {'ADDRESS' if everywhere else server.address}:{server.port}"
+        whose = ", with an address of this machine, here too" if everywhere else ""
+        typer.echo(f"commands on other hosts reach it by {option}{whose}")
+        typer.echo(WARNING)
+    elif data is not None:  # where no command looks for it
+        typer.echo(f"commands reach it by --zookeeper {server.address}:{server.port}")
 
 
 def stop_zookeeper(data: DataOption = None) -> None:
@@ -208,16 +208,3 @@ def zookeeper_status(data: DataOption = None) -> None:
     )
     typer.echo(f"data: {server.data_dir}")
     typer.echo(f"log: {server.log_file}")
-
-
-def _for_others(server: LocalServer, is_found: bool) -> list[str]:
-    """Return what to type where the server is not found, and who can reach it."""
-    from edl.zookeeper.local_server import EVERY_ADDRESS
-
-    named = f"{server.address}:{server.port}"
-    if ipaddress.ip_address(server.address).is_loopback:
-        return [] if is_found else [f"commands reach it by --zookeeper {named}"]
-    everywhere = server.address == EVERY_ADDRESS
-    option = f"--zookeeper {'ADDRESS' if everywhere else server.address}:{server.port}"
-    whose = ", with an address of this machine, here too" if everywhere else ""
-    return [f"commands on other hosts reach it by {option}{whose}", WARNING]

@@ -45,7 +45,6 @@ class Verbs(TyperGroup):
         return super().make_context(info_name, args, parent, **extra)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, without old names, in the order of the help text."""
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -63,7 +62,6 @@ class Verbs(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Return the completions of a word that was begun with `incomplete`: commands, options."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         from edl.cli.machine import items
@@ -71,7 +69,6 @@ class Verbs(TyperGroup):
         return items({name: verb.summary for name, verb in VERBS.items()}, incomplete)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands with a line for each into `formatter`, in groups."""
         width = max(map(len, VERBS))
         for title, verbs in LISTED.items():
             with formatter.section(title):
@@ -103,13 +100,11 @@ def command_named(name: str) -> Any:
 
 
 def _found(named: str) -> Any:
-    """Import and return "module:attribute" of edl.cli."""
     module, _, attribute = named.partition(":")
     return getattr(import_module(f"edl.cli.{module}"), attribute)
 
 
 def _complete_values(command: Any) -> None:
-    """Let a shell complete names of jobs and clusters, and events, in `command` and subcommands."""
     for one in getattr(command, "commands", {}).values():
         _complete_values(one)
     for parameter in command.params:
@@ -127,7 +122,6 @@ def _complete_values(command: Any) -> None:
 
 
 def _take_old_options(command: Any) -> None:
-    """Add options with the names of earlier edl versions to `command`, a command of typer."""
     known = {name: one for one in command.params for name in one.opts}
     for old, new in OLD_OPTIONS.items():
         if new in known:
@@ -178,7 +172,6 @@ def _take_job_by_option(command: Any) -> None:
 
 
 def _let_know_secret(command: Any) -> None:
-    """Add the option `--secret-file` to `command` and its subcommands if they open a job."""
     for one in getattr(command, "commands", {}).values():
         _let_know_secret(one)
     if not any("--zookeeper" in parameter.opts for parameter in command.params):
@@ -222,7 +215,6 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line of this process, and exit with its exit code."""
     sys.exit(invoke(sys.argv[1:]))
 
 
@@ -241,7 +233,6 @@ def invoke(arguments: Sequence[str]) -> int:
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """Call `command` and return its exit code; print an error as one sentence."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:

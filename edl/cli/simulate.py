@@ -178,7 +178,6 @@ def _failures(mtbf_s: float | None, repair_s: float | None, seed: int) -> Failur
 
 
 def _figures(outcome: RunOutcome, history: bool) -> dict[str, Any]:
-    """Return one run as a dictionary of JSON values: policy, cluster, summary, and every job."""
     run = outcome.run
     setup: dict[str, Any] = {"policy": run.policy, "nodes": run.nodes, "slots": run.slots}
     setup["interval_s"] = run.rules.interval_s
@@ -211,7 +210,6 @@ def _results(outcomes: Sequence[RunOutcome]) -> Table:
 
 
 def _catalogue() -> Table:
-    """Return the table that `edl simulate --list` prints."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0))
     for column in ("", "name", ""):
         table.add_column(column)

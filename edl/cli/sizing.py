@@ -90,7 +90,6 @@ def profile(
 
 
 def profile_table(curve: Curve) -> Table:
-    """Return the points of a profile as a table for people."""
     taken = datetime.fromtimestamp(curve.taken).strftime("%Y-%m-%d %H:%M")
     title = f"job {curve.job}, {taken}"
     shown = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
@@ -154,7 +153,6 @@ def policy(
 
 
 def _read(words: list[str]) -> tuple[str | None, str, Path | None]:
-    """Return the job, the action and the file that the words of the command line name."""
     job, rest = None, words
     if words and (words[0] not in ACTIONS or (len(words) > 1 and words[1] in ACTIONS)):
         job, rest = words[0], words[1:]
@@ -172,7 +170,6 @@ def _read(words: list[str]) -> tuple[str | None, str, Path | None]:
 
 
 def _show(found: Explanation, whole: bool, as_json: bool) -> None:
-    """Print the policy of a job and the measurements that it decides from."""
     if as_json:
         typer.echo(json.dumps(_figures(found)))
         return
@@ -201,7 +198,6 @@ def _show(found: Explanation, whole: bool, as_json: bool) -> None:
 
 
 def _times(times: Sequence[Times]) -> Table:
-    """Return a table of the milliseconds that each worker spends in the parts of a step."""
     table = Table(box=box.SIMPLE)
     for title in ("worker", "host", "samples", "data ms", "compute ms", "reduce ms"):
         left = title in ("worker", "host")
@@ -214,7 +210,6 @@ def _times(times: Sequence[Times]) -> Table:
 
 
 def _figures(found: Explanation) -> dict[str, object]:
-    """Return the policy of a job, and the measurements that it decides from, as JSON values."""
     return {
         "source": found.policy.source,
         "text": found.policy.text,
@@ -237,7 +232,6 @@ def _figures(found: Explanation) -> dict[str, object]:
 
 
 def draw(curve: Curve, path: Path) -> None:
-    """Draw the throughput of a job over its number of workers into the file `path`."""
     from matplotlib.figure import Figure
 
     sizes = [point.np for point in curve.points]
@@ -265,7 +259,6 @@ COLOURS = {"policy": "C1", "person": "C2", "straggler": "C3"}
 
 
 def draw_history(found: History, path: Path) -> None:
-    """Draw a job's number of workers and its throughput over time into the file `path`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 4.5), layout="constrained")

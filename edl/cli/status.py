@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -32,13 +32,10 @@ from edl.cli.common import (
 from edl.client.connection import choose_job, connected
 from edl.client.job import ObservedJob, ObservedJobs
 from edl.errors import CoordinationError, UnknownJob, UsageError
-from edl.events import Event
-from edl.job.snapshot import Snapshot
 from edl.records import Reclaim
 from edl.status import (
     MOST_EVENTS,
     JobStatus,
-    JobSummary,
     TextLine,
     job_screen,
     job_status,
@@ -96,7 +93,6 @@ def status(
 
 
 def _show(now: JobStatus, as_json: bool) -> None:
-    """Print the status `now` of a job: one line of JSON if `as_json`, else a table."""
     if as_json:
         typer.echo(json.dumps(now.to_json()))
     else:
@@ -104,7 +100,6 @@ def _show(now: JobStatus, as_json: bool) -> None:
 
 
 def status_table(now: JobStatus) -> RenderableType:
-    """Lay out the status of a job for a terminal: a row for each fact, then one for each worker."""
     wanted = now.desired or now.assigned
     where, has = _listed(now, wanted), _listed(now, now.assigned)
     assigned = "" if where == has else f"; assigned: {has}"
@@ -171,7 +166,6 @@ def _state(now: JobStatus) -> str:
 
 
 def line(now: JobStatus) -> str:
-    """Return the status of a job as one line of text, for output that is not a terminal."""
     wanted = sum((now.desired or now.assigned).values())
     away = f"; {now.away}" if now.away else ""
     leads = now.leader or "nobody"
@@ -180,7 +174,6 @@ def line(now: JobStatus) -> str:
 
 
 def _progress(now: JobStatus) -> str:
-    """Return the progress of the job whose status is `now` as text: epoch, step and samples/s."""
     total = now.epoch_total
     # A script that keeps its own place in its data has no epochs that are known here.
     epoch = (
@@ -200,7 +193,6 @@ def _listed(now: JobStatus, hosts: Mapping[str, int]) -> str:
 
 
 def _due(reclaim: Reclaim) -> str:
-    """Return a demand for borrowed slots as text, like "2 slots of node7 within 12 s"."""
     # by this host's clock, but at most the time that the demand left
     left_s = min(reclaim.within_s, reclaim.by_s - time.time())
     when = f"within {left_s:.0f} s" if left_s > 0 else "by now"
@@ -223,21 +215,17 @@ class Screen:
     read_at_s: float = 0.0  # when the lines' content was read, in seconds of `time.monotonic`
 
     def text(self, to: Console, foot: bool = True) -> Text:
-        """Return all lines as one text, cropped to the size of the terminal."""
         lines = self.lines(to.width, to.height - 1)[: max(1, to.height - 1)]
         if foot:
-            lines.append(self._foot())
+            age_s = time.monotonic() - self.read_at_s
+            if self.away:
+                lines.append(TextLine(f"{rounded(age_s)} old: {self.away}", "bold red"))
+            else:
+                clock = f"{datetime.now().astimezone():%H:%M:%S}"
+                old = f", {rounded(age_s)} old" if age_s > STALE_S else ""
+                lines.append(TextLine(f"{clock}{old}  Ctrl-C leaves", "dim"))
         texts = [Text(cropped(line.text, to.width), style=line.style) for line in lines]
         return Text("\n", no_wrap=True).join(texts)
-
-    def _foot(self) -> TextLine:
-        age_s = time.monotonic() - self.read_at_s
-        if self.away:
-            ago = rounded(age_s)
-            return TextLine(f"{ago} old: {self.away}", "bold red")
-        clock = f"{datetime.now().astimezone():%H:%M:%S}"
-        old = f", {rounded(age_s)} old" if age_s > STALE_S else ""
-        return TextLine(f"{clock}{old}  Ctrl-C leaves", "dim")
 
 
 def top(
@@ -255,18 +243,27 @@ def top(
     with connected(zookeeper) as session:
         if job is None:
             jobs = ObservedJobs(session)
-            _show_screen(
-                lambda: _all_lines(jobs.read(), jobs.locked, jobs.unreadable),
-                lambda: jobs.due_reads,
-                lambda: False,
-                lambda: session.connected,
-            )
+
+            def read_all() -> Lines:
+                found, locked, unreadable = jobs.read(), jobs.locked, jobs.unreadable
+                return lambda width, height: jobs_screen(
+                    found, locked, time.time(), width, height, unreadable
+                )
+
+            _show_screen(read_all, lambda: jobs.due_reads, lambda: False, lambda: session.connected)
             return
         one = ObservedJob(choose_job(session, job, ended=True))
 
         def read() -> Lines:
-            now = one.read()
-            return _job_lines(now, one.events(MOST_EVENTS), session.hosts)
+            now, newest = one.read(), one.events(MOST_EVENTS)
+            status = job_status(now, session.hosts)
+            timed = [(_clock(event.time, time.time()), event) for event in newest]
+
+            def lines(width: int, height: int) -> list[TextLine]:
+                age_s = (now.job.ended or time.time()) - now.job.created
+                return job_screen(status, timed, age_s, width, height)
+
+            return lines
 
         def over() -> bool:
             return one.snapshot is not None and one.snapshot.job.state.over
@@ -280,7 +277,6 @@ def _show_screen(
     over: Callable[[], bool],
     connected: Callable[[], bool],
 ) -> None:
-    """Show what `read` returns, again and again until Ctrl-C or `over`."""
     to = console()
     screen = Screen(read(), read_at_s=time.monotonic())
     if to.is_terminal and not to.is_dumb_terminal:
@@ -296,40 +292,18 @@ def _show_screen(
         ):
             while not over():
                 time.sleep(pause_s(due_reads()))
-                _renew(screen, read, connected)
+                try:
+                    screen.lines = read()
+                except UnknownJob:
+                    raise
+                except CoordinationError as error:
+                    screen.away = trouble_words(connected(), error)
+                else:
+                    screen.away, screen.read_at_s = "", time.monotonic()
     to.print(screen.text(to, foot=False), soft_wrap=True)
 
 
-def _renew(screen: Screen, read: Callable[[], Lines], connected: Callable[[], bool]) -> None:
-    """Let `screen` show what `read` returns, or the old lines and why there are no newer ones."""
-    try:
-        screen.lines = read()
-    except UnknownJob:
-        raise
-    except CoordinationError as error:
-        screen.away = trouble_words(connected(), error)
-        return
-    screen.away, screen.read_at_s = "", time.monotonic()
-
-
-def _all_lines(found: Sequence[JobSummary], locked: int, unreadable: Mapping[str, str]) -> Lines:
-    return lambda width, height: jobs_screen(found, locked, time.time(), width, height, unreadable)
-
-
-def _job_lines(now: Snapshot, events: Sequence[Event], zookeeper: str) -> Lines:
-    """Return a function that makes the lines about one job for a width and a height."""
-    status = job_status(now, zookeeper)
-    timed = [(_clock(event.time, time.time()), event) for event in events]
-
-    def lines(width: int, height: int) -> list[TextLine]:
-        age_s = (now.job.ended or time.time()) - now.job.created
-        return job_screen(status, timed, age_s, width, height)
-
-    return lines
-
-
 def _clock(time_s: float, now_s: float) -> str:
-    """Return a time as text: the local time, after the month and day if they are not today's."""
     moment = datetime.fromtimestamp(time_s)
     is_today = moment.date() == datetime.fromtimestamp(now_s).date()
     return moment.strftime("%H:%M:%S" if is_today else "%m-%d %H:%M:%S")

@@ -12,8 +12,6 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Verb:
-    """A command of `edl`, or a group of commands."""
-
     name: str  # as it is typed
     calls: str  # "module:function", in edl.cli; of a group ""
     summary: str = ""  # its line in the help of `edl`, at most 60 characters
@@ -25,7 +23,6 @@ class Verb:
     verbs: tuple[Verb, ...] = ()  # of a group
 
     def epilog(self) -> str | None:
-        """Return the examples as text for the end of the help."""
         if not self.examples:
             return None
         pairs = (one.split("  # ") for one in self.examples)

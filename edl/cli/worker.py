@@ -35,7 +35,6 @@ from edl.zookeeper.store import JobStore
 
 
 def main() -> None:
-    """Run the console script `edl-worker`, and exit with the code that the driver is to get."""
     behind_a_shell()
     code = run_command(lambda: work(sys.argv[1:]))
     for stream in (sys.stdout, sys.stderr):
@@ -87,7 +86,6 @@ def _serve(
     found: Mapping[str, str],
     create: bool,
 ) -> int:
-    """Run the slot's worker until the job is over; return the exit code of this process."""
     name, secret, hosts = found["job"], found["secret"], found["zookeeper"]
     with ExitStack() as sessions:
         session = sessions.enter_context(open_session(hosts, settings, Access(name, secret)))
@@ -120,7 +118,6 @@ def _serve(
 
 
 def _reachable(slot: HorovodSlot, settings: Config, zookeeper: str) -> str:
-    """Return the IPv4 address of this host at which the other workers reach it."""
     interface = settings.network_interface
     if not interface and not settings.address and address_of(slot.interface):
         interface = slot.interface  # on this host it may have another name
@@ -128,7 +125,6 @@ def _reachable(slot: HorovodSlot, settings: Config, zookeeper: str) -> str:
 
 
 def _new_identity(slot: HorovodSlot, settings: Config) -> dict[str, str]:
-    """Return the identity of the job that this process is to create."""
     return {
         "job": check_name("job", settings.job or f"horovod-{slot.address}-{slot.port}"),
         "secret": settings.secret or new_secret(),
@@ -139,7 +135,6 @@ def _new_identity(slot: HorovodSlot, settings: Config) -> dict[str, str]:
 def _create(
     store: JobStore, slot: HorovodSlot, settings: Config, command: Sequence[str], secret: str
 ) -> None:
-    """Create the job of horovodrun's driver in ZooKeeper."""
     state, name = config.state_dir(), store.name
     launcher = find_launcher()
     seen = launcher.limits() if launcher is not None else None
@@ -158,7 +153,6 @@ def _create(
 
 
 def _taken(name: str) -> str:
-    """Return the error message for a job, named `name`, that another launcher has started."""
     return (
         f"the job {name} is running, and another launcher has started it; give this one another "
         "name by EDL_JOB, or leave that out"

@@ -94,7 +94,6 @@ def resize(
     timeout_s: float | None = None,
     limits: ClientLimits = USUAL,
 ) -> Resize:
-    """Set the desired number of workers of a job; return the desired workers before and after."""
     now = resizable(store, f"scale job {store.name}", limits)
 
     def change(desired: Placement) -> Placement:
@@ -109,7 +108,6 @@ def resize(
 
 
 def whole_placement(hosts: Mapping[str, SupportsIndex]) -> Placement:
-    """Check the number of workers by host that a user's program gives; return it with ints."""
     if not isinstance(hosts, Mapping):
         raise UsageError(
             f"the hosts are {hosts!r}; give the workers to place on each host, for example: "
@@ -125,7 +123,6 @@ def place(
     timeout_s: float | None = None,
     limits: ClientLimits = USUAL,
 ) -> Resize:
-    """Set how many workers a job has on each host, and which devices it may use there."""
     now = running(store, f"place workers of job {store.name}", limits)
     if now.assigned.by_slot:
         raise UsageError(
@@ -154,7 +151,6 @@ def _write(
     why: str,
     devices: DeviceSets = NO_DEVICES,
 ) -> Resize:
-    """Write the desired workers of a job, and return them as they were before and are after."""
     read = False
     unsure = f"it may have been written or not, see `edl status {store.name}` before you repeat it"
 
@@ -196,7 +192,6 @@ def wait_for_size(
 def drain_worker(
     store: JobStore, worker: int, timeout_s: float, limits: ClientLimits = USUAL
 ) -> str:
-    """Ask the leader to let one worker leave the job, and return the leader's answer."""
     running(store, f"drain w{worker} of job {store.name}", limits)
     try:
         number = store.requests.add(Request(RequestKind.DRAIN, worker))
@@ -221,7 +216,6 @@ def drain_worker(
 def _answer(
     store: JobStore, number: int, worker: int, timeout_s: float, limits: ClientLimits
 ) -> Request:
-    """Return the request to drain a worker once the leader has answered it."""
     messages = Messages()
     messages(f"no leader of job {store.name} has answered")
     for _ in looks(store, timeout_s, f"draining w{worker}", messages, limits=limits):
@@ -243,7 +237,6 @@ def _cancel(store: JobStore, number: int, worker: int) -> tuple[Request | None, 
 
 
 def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimits = USUAL) -> str:
-    """Let a host leave the job, wait until it has left, and return a sentence that says so."""
     what = f"drain host {name} of job {store.name}"
     now = running(store, what, limits)
     if now.assigned.by_slot:
@@ -289,7 +282,6 @@ def migrate(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Migration:
-    """Move workers to another host; return what the migration did when they have moved."""
     now = resizable(store, f"migrate workers of job {store.name}", limits)
     asked: Move | None = None
     hosts: dict[str, str] = {}  # worker -> its host, of all workers that are seen
@@ -371,7 +363,6 @@ def _take_back(
 
 
 def _lost(asked: Move, now: Snapshot, after: Placement, limits: ClientLimits) -> HostLost:
-    """Return the error that the target host is gone, and how many workers stay."""
     stays = after.get(asked.source, 0) - asked.desired.get(asked.source, 0)
     again = to_add(asked.job, now.assigned.by_slot, asked.target)
     return HostLost(
@@ -387,16 +378,12 @@ def _lost(asked: Move, now: Snapshot, after: Placement, limits: ClientLimits) ->
 #
 # Both write the request into the job's record, and wait until its processes have ended.
 
-
 LIMITS = SupervisorLimits()
-
 PREEMPT_WITHIN_S = 30.0
-
 NEWEST_EVENTS = 200  # among which the last save is looked for
 
 
 def stop(store: JobStore, timeout_s: float | None = None, limits: ClientLimits = USUAL) -> str:
-    """Let a job end after the step that runs; return a sentence about how it has ended."""
     ask_s = LIMITS.stop_s if timeout_s is None else timeout_s
     _request(store, ask_s, "edl stop", limits=limits)
     return _sentence(_wait_for_end(store, timeout_s, limits))
@@ -408,7 +395,6 @@ def preempt(
     timeout_s: float | None = None,
     on_message: OnMessage = ignore,
 ) -> str:
-    """Let a job save everything and end within a bound; return a sentence about what is saved."""
     if not within_s > 0:
         raise UsageError(f"a job cannot save within {within_s:g} s; give it more")
     if store.snapshot().job.state is not JobState.STOPPING:  # else it is about to end
@@ -455,7 +441,6 @@ def _request(
 
 
 def _wait_for_end(store: JobStore, timeout_s: float | None, limits: ClientLimits = USUAL) -> Job:
-    """Wait until the job has ended, and return its record."""
     messages, what = Messages(), f"stopping job {store.name}"
     job = next(looks(store, LIMITS.stop_s, what, messages, limits=limits)).job
     limit_s = LIMITS.stop_s + LIMITS.stop_limit_s(job) if timeout_s is None else timeout_s
@@ -497,7 +482,6 @@ class Explanation:
 
 
 def set_policy(store: JobStore, text: str, source: str) -> JobPolicy:
-    """Let the job follow a policy from now on, in place of another; return it as it is stored."""
     now = running(store, f"give job {store.name} a policy")
     new = checked_policy(text, source, now.job.sizes, now.job.spec.command, Path(now.job.spec.cwd))
     given = parse_policy(text, source)
@@ -525,7 +509,6 @@ def switch_off(store: JobStore) -> JobPolicy:
 
 
 def resume(store: JobStore) -> JobPolicy:
-    """Let the job's policy decide again after it was switched off, or held by a user's request."""
     running(store, f"resume the policy of job {store.name}")
 
     def on(policy: JobPolicy) -> JobPolicy:
@@ -538,7 +521,6 @@ def resume(store: JobStore) -> JobPolicy:
 
 
 def explain(store: JobStore) -> Explanation:
-    """Return the policy of the job, what the leader says about it, and the data behind that."""
     now, learned = store.snapshot(), store.policy.learned()
     _check_any(store, now.policy)
     np = len(now.generation.members) if now.generation is not None else 0
@@ -555,7 +537,6 @@ def explain(store: JobStore) -> Explanation:
 def checked_policy(
     text: str, source: str, sizes: Sizes, command: Sequence[str], cwd: Path
 ) -> JobPolicy:
-    """Return a job's policy made from `text`, after a check that the job can follow it."""
     policy = parse_policy(text, source)
     check_sizes(policy, sizes, source)
     if isinstance(policy.size, CustomRule):
@@ -565,7 +546,6 @@ def checked_policy(
 
 
 def _find(rule: CustomRule, directories: Sequence[Path], source: str) -> None:
-    """Raise a UsageError if the module or the function of a custom rule does not exist."""
     paths: Sequence[str] | None = [*map(str, directories), *sys.path]
     spec = None
     for number, _ in enumerate(rule.module.split("."), 1):
@@ -589,7 +569,6 @@ def _find(rule: CustomRule, directories: Sequence[Path], source: str) -> None:
 
 
 def _names(node: ast.stmt) -> Iterator[str]:
-    """Yield the names that `node`, a statement at the top level of a module, may define."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         yield node.name
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -602,7 +581,6 @@ def _names(node: ast.stmt) -> Iterator[str]:
 
 
 def stands(policy: JobPolicy, held_s: float = 0.0) -> str:
-    """Return whether a policy is in force, as words for the user."""
     if not policy.text:
         return "no policy"
     if policy.off:
@@ -611,7 +589,6 @@ def stands(policy: JobPolicy, held_s: float = 0.0) -> str:
 
 
 def _check_any(store: JobStore, policy: JobPolicy) -> None:
-    """Raise a UsageError if `policy` is empty, because then the job has none."""
     if not policy.text:
         raise UsageError(
             f"job {store.name} has no policy; give it one with `edl policy {store.name} set FILE`"
@@ -622,7 +599,6 @@ def _check_any(store: JobStore, policy: JobPolicy) -> None:
 # Let a job use slots that nobody else needs for now (`borrow`), or take them back.
 #
 # `reclaim` takes them back.
-
 
 GRACE_S = 10.0  # after the deadline, for what was done to be read
 
@@ -652,7 +628,6 @@ class Reclaimed:
 
 
 def borrow(store: JobStore, slots: int, host: str | None, limits: ClientLimits = USUAL) -> Resize:
-    """Let a job borrow up to `slots` idle slots; return the desired workers before and after."""
     now = resizable(store, f"borrow slots for job {store.name}", limits)
     choice, terms = partial(borrowing.borrow, now, slots, host), ReclaimTerms(borrows=True)
     changed = store.set_desired(choice, RequestedBy.PERSON, "edl borrow", terms)
@@ -667,7 +642,6 @@ def reclaim(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Reclaimed:
-    """Take borrowed slots back from a job, and wait until they are free."""
     if not deadline_s > 0:
         raise UsageError(f"the deadline is {deadline_s:g} s; give more than 0")
     now = resizable(store, f"take slots back from job {store.name}", limits)

@@ -25,7 +25,6 @@ from edl.zookeeper.store import JobStore
 
 
 def open_session(hosts: str, settings: config.Config, access: Access | None = None) -> Session:
-    """Return a ZooKeeper session with the time limits of `settings`; `with` starts and ends it."""
     timeout_s = settings.job_settings.session_timeout_s
     return Session(hosts, timeout_s, settings.connect_timeout_s, access)
 
@@ -86,7 +85,13 @@ def choose_job(
         jobs = list_jobs(session, mine, unreadable.__setitem__)
         store = JobStore(session, _only(jobs, unreadable, len(mine) < len(names), ended))
     elif meant and store.name not in mine:
-        raise AccessDenied(store.name, _locked(store.name, bool(known)))
+        what = "is another than those known here" if known else "is not known here"
+        raise AccessDenied(
+            store.name,
+            f"the secret of job {store.name} {what}; give EDL_SECRET, or `edl join --secret-file "
+            "FILE`: on the host of `edl run` it is in "
+            f"~/.local/state/edl/jobs/{store.name}/secret",
+        )
     if store.name in mine:
         session.identify(mine[store.name])
     return store
@@ -97,7 +102,6 @@ def _known(job: str, secret: str | None) -> list[Access]:
 
 
 def _of_cluster(session: Session, job: str) -> list[str]:
-    """Return a list with the secret of `job` if it is one of the cluster known here; else []."""
     from edl.cluster.client.access import knows_clusters, store_of_job  # takes 20 ms
 
     if not knows_clusters():
@@ -108,7 +112,6 @@ def _of_cluster(session: Session, job: str) -> list[str]:
 
 
 def _check_has_run(session: Session, job: str) -> None:
-    """Raise an UnknownJob that says why `job` waits, if it is one of the cluster known here."""
     from edl.cluster.client.access import knows_clusters, store_of_job
 
     store = store_of_job(session, job, None) if knows_clusters() else None
@@ -122,7 +125,6 @@ def _check_has_run(session: Session, job: str) -> None:
 
 
 def _only(jobs: Sequence[Job], unreadable: Mapping[str, str], others: bool, ended: bool) -> str:
-    """Return the name of the only running job in `jobs`."""
     running = [job for job in jobs if not job.state.over]
     choice = running or (jobs if ended else ())
     if len(choice) == 1:
@@ -141,21 +143,6 @@ def _only(jobs: Sequence[Job], unreadable: Mapping[str, str], others: bool, ende
     else:
         why = "no job is running; start one with `edl run`"
     raise UsageError("; ".join([why, *unreadable_jobs_notes(unreadable)]))
-
-
-def _locked(job: str, tried: bool) -> str:
-    """Return the error message for a job that cannot be opened."""
-    what = "is another than those known here" if tried else "is not known here"
-    return (
-        f"the secret of job {job} {what}; give EDL_SECRET, or `edl join --secret-file FILE`: on "
-        f"the host of `edl run` it is in ~/.local/state/edl/jobs/{job}/secret"
-    )
-
-
-# ------------------------------------------------------------
-# Keep a client's ZooKeeper session open for all calls in a `with` block.
-#
-# `SessionClient` does it.
 
 
 Store = TypeVar("Store")  # the records that a client reads and writes, in an open session
@@ -215,7 +202,6 @@ class SessionClient(ABC, Generic[Store]):
 
     @contextmanager
     def _kept_or(self, opened: AbstractContextManager[Store]) -> Iterator[Store]:
-        """While entered, provide the records of the job or cluster, in one of two sessions."""
         if self._kept is not None:
             yield self._kept
             return
@@ -223,7 +209,6 @@ class SessionClient(ABC, Generic[Store]):
             yield store
 
     def _given_secret(self) -> str | None:
-        """Return the secret that this client was given, read from its file if it was given one."""
         if self._secret_file is None:
             return self._secret
         return config.load(secret=self._secret, secret_file=self._secret_file).secret

@@ -18,7 +18,6 @@ from edl.http.signing import AUDIENCE, BEARER, SCHEME, api_key, authorization
 ANSWER_S = 90.0  # of the API for one request; a wait takes up to 60 s
 IDLE_S = 20.0  # of a connection, after which it is replaced; the API closes it after 30 s
 JSON = "application/json"
-
 _CHALLENGE = re.compile(rf"{SCHEME} ([0-9a-f-]+)")
 _TARGET = re.compile(r"[!-~]+")
 _NEXT = re.compile(r'nextnonce="([0-9a-f-]+)"')
@@ -122,7 +121,9 @@ class ApiClient:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         for _ in range(2):
             response, content = self._send(method, target, data, kind)
-            self._nonce = _nonce_of(response)
+            challenge = _CHALLENGE.fullmatch(response.headers.get("WWW-Authenticate", ""))
+            match = challenge or _NEXT.search(response.headers.get("Authentication-Info", ""))
+            self._nonce = match[1] if match else ""
             if response.status != 401 or self._key is None or not self._nonce:
                 break
         value = None
@@ -133,7 +134,6 @@ class ApiClient:
     def _send(
         self, method: str, target: str, body: bytes, kind: str
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """Send a request once and return its answer, and the body of that."""
         # The API closes a connection that was idle for too long.
         if time.monotonic() - self._used_s > IDLE_S:
             self.close()
@@ -159,7 +159,6 @@ class ApiClient:
 
 
 def _word(text: str, what: str) -> str:
-    """Return `text` without the white space at its ends; `what` names it in the error."""
     words = text.split()
     if len(words) != 1 or not words[0].isprintable():
         # The error does not quote it: it may be a secret.
@@ -168,7 +167,6 @@ def _word(text: str, what: str) -> str:
 
 
 def _parts(url: str) -> SplitResult:
-    """Return the parts of the URL of an HTTP API; raise a UsageError if `url` is none."""
     with suppress(ValueError):  # of a port that is no number or is too large, or of no name
         parts = urlsplit(url)
         (parts.hostname or "").encode("idna")
@@ -176,11 +174,3 @@ def _parts(url: str) -> SplitResult:
         if is_served and parts.path in ("", "/") and not (parts.query or parts.fragment):
             return parts
     raise UsageError(f"{url!r} is no URL of an HTTP API; write http://HOST:PORT")
-
-
-def _nonce_of(response: http.client.HTTPResponse) -> str:
-    """Return the nonce that an answer of the API gives for the next request; empty: none."""
-    challenge = _CHALLENGE.fullmatch(response.headers.get("WWW-Authenticate", ""))
-    further = _NEXT.search(response.headers.get("Authentication-Info", ""))
-    match = challenge or further
-    return match[1] if match else ""

@@ -26,9 +26,7 @@ from edl.zookeeper.session import Session
 from edl.zookeeper.store import JobStore
 
 TIMEOUT_S = 600.0
-
 ANSWER_S = 60.0  # for the leader to answer
-
 RECLAIM_S = 30.0  # for borrowed slots to be given back
 
 
@@ -87,7 +85,6 @@ def history(job: str, events: Sequence[Event]) -> History:
 
 
 def _rate(span: SizeSpan, events: Sequence[Event], first_s: float) -> float | None:
-    """Return the last throughput that `events` report for `span`; None if they report none."""
     said = None
     for event in events:
         at_s, details = event.time - first_s, event.details
@@ -99,7 +96,6 @@ def _rate(span: SizeSpan, events: Sequence[Event], first_s: float) -> float | No
 
 
 def _mark(event: Event, first_s: float) -> HistoryMark | None:
-    """Return the decision or finding that `event` tells of, or None if it tells of none."""
     details = event.details
     if isinstance(details, DesiredDetails):
         return HistoryMark(event.time - first_s, details.by, event.reason)
@@ -528,7 +524,6 @@ class Job(SessionClient[JobStore]):
 
     @contextmanager
     def _connect(self, ended: bool = True) -> Iterator[JobStore]:
-        """While entered, provide the records of the job in a new ZooKeeper session."""
         secret = self._given_secret()
         with connected(self._zookeeper) as session:
             yield choose_job(session, self._name, ended, secret)
@@ -539,7 +534,6 @@ class Job(SessionClient[JobStore]):
 #
 # `ObservedJob` and `ObservedJobs` read only nodes that have changed, and say how many nodes the
 # next look will read, so that their user can wait longer before it.
-
 
 FIXED_READS = 3  # of a snapshot: what is read each time, changed or not
 
@@ -616,7 +610,6 @@ class ObservedJobs:
         return sorted_jobs(found)
 
     def _open(self, names: list[str]) -> None:
-        """Open the jobs called `names` whose secrets are known here; try each secret once."""
         given = config.load().secret
         known = {
             name: [Access(name, one) for one in candidates(config.state_dir(), name, given)]

@@ -1,10 +1,8 @@
 """Measure a running job's throughput with several numbers of workers (:func:`profile`).
 
-The order is downwards because a worker leaves within a step, but a new worker has to start its
-process first: so only the largest number may have to be waited for. Afterwards the job gets back
-the number of workers that it had, whatever happened meanwhile, unless another number was requested.
-Only kill -9 of the profiling process, or a ZooKeeper that stays away, leaves the job at the number
-that is being measured.
+Downwards, because a worker leaves within a step, but a new one has to start its process first.
+Afterwards the job gets its number of workers back, unless another one was requested. Only kill -9
+of this process, or a ZooKeeper that stays away, leaves the job at the number that is measured.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Self
@@ -61,7 +59,12 @@ class HeldSize:
     def __enter__(self) -> Self:
         try:
             if not self._store.profile.hold(self._mine):
-                raise UsageError(self._taken())
+                other = self._store.profile.held()
+                by = "another process" if other is None else other.by
+                raise UsageError(
+                    f"job {self._job.name} is profiled by {by}; wait until that has ended (if it "
+                    "was killed, some seconds)"
+                )
             self._set(self._store.snapshot())  # no other process profiles the job now
             self._mine = replace(self._mine, before=self.before)
             self._store.profile.hold(self._mine)
@@ -74,7 +77,6 @@ class HeldSize:
         self.give_back()
 
     def _set(self, now: Snapshot) -> None:
-        """Remember the desired workers in `now`, the job's records, to restore them later."""
         before: Placement = dict(now.desired.hosts)
         self._now = now
         self._slots = {**before, **_slots_of(now)}
@@ -91,20 +93,9 @@ class HeldSize:
         """Whether something else has changed the desired workers, whose change stays."""
         return self._fate is not HoldState.OURS
 
-    def _taken(self) -> str:
-        """Return the error message for a job whose size another profile holds."""
-        other = self._store.profile.held()
-        by = "another process" if other is None else other.by
-        return (
-            f"job {self._job.name} is profiled by {by}; wait until that has ended (if it was "
-            "killed, some seconds)"
-        )
-
     # --- while it is held
 
     def take(self, np: int) -> None:
-        """Make `np` the desired number of workers of the job; return when that is written."""
-
         def change(desired: Placement) -> Placement:
             self._check(desired)
             self._keep()
@@ -122,18 +113,15 @@ class HeldSize:
         self._held = replace(self._held, last=stands)
 
     def check(self, now: Snapshot) -> None:
-        """Raise an error if another request has changed the desired workers."""
         self._slots |= _slots_of(now)
         self._check(now.desired.hosts)
 
     def _check(self, desired: Placement) -> None:
-        """Raise Superseded unless this profile has written the desired workers `desired`."""
         if desired not in self._held.ours:
             raise Superseded(self._job.name, "other workers were asked for while it was profiled")
         self._held = replace(self._held, last=desired)
 
     def _keep(self) -> None:
-        """Check that this profile still holds the job's number of workers."""
         hold = self._store.profile.held()
         if hold is None:  # gone with a lost session
             overruled = not self._store.profile.hold(self._mine)
@@ -152,7 +140,16 @@ class HeldSize:
         deadline = time.monotonic() + self._limits.restore_s
         lost = f"job {self._job.name} does not have its size back; {self._way_back()}"
         try:
-            while not self._is_given_back(deadline, lost):
+            while True:
+                try:
+                    stands = self._set_desired(self._restored, "edl profile gives the size back")
+                    self.outcome = self._standing(stands)
+                    return
+                except UnknownJob:
+                    return
+                except CoordinationError as error:
+                    if time.monotonic() >= deadline:
+                        raise RequestError(self._job.name, f"{lost}: {error}") from error
                 time.sleep(self._limits.poll_s)
         except KeyboardInterrupt as end:
             end.add_note(lost)
@@ -160,21 +157,7 @@ class HeldSize:
         finally:
             self._release()
 
-    def _is_given_back(self, deadline: float, lost: str) -> bool:
-        """Try once to restore the desired workers; return whether nothing is left to restore."""
-        try:
-            stands = self._set_desired(self._restored, "edl profile gives the size back")
-        except UnknownJob:
-            return True
-        except CoordinationError as error:
-            if time.monotonic() >= deadline:
-                raise RequestError(self._job.name, f"{lost}: {error}") from error
-            return False
-        self.outcome = self._standing(stands)
-        return True
-
     def _restored(self, desired: Placement) -> Placement:
-        """Return the desired workers by host that restore the size of the job."""
         if desired in self._given:  # it was written, and the answer was lost
             return desired
         self._fate = self._held.fate_of(desired, self._store.profile.held())
@@ -188,7 +171,6 @@ class HeldSize:
         return new
 
     def _standing(self, stands: Placement) -> str:
-        """Return a sentence for the user about the number of workers after the profile."""
         now, before, name = sum(stands.values()), sum(self.before.values()), self._job.name
         if self._fate is HoldState.ASKED:
             text = (
@@ -222,7 +204,6 @@ def profile(
     on_message: OnMessage,
     limits: ClientLimits = USUAL,
 ) -> Curve:
-    """Measure the throughput of a job with each number of workers in `sizes`."""
     order = in_order(sizes)
     if steps < 1:
         raise UsageError(f"{steps} steps cannot be measured; at least 1 is needed")
@@ -235,7 +216,14 @@ def profile(
     curve = Curve(store.name, time.time())
     try:
         with hold:
-            _log_start(store, hold.before, order, now)
+            had = sum(hold.before.values())
+            reason = (
+                f"{workers(had)} {verb(had)} wanted; profiled with {', '.join(map(str, order))}"
+            )
+            number = now.generation.number if now.generation else 0
+            details = ProfilingDetails(had, dict(hold.before))
+            with suppress(CoordinationError):
+                store.events.add(Event(time.time(), number, now.status.step, reason, details))
             for np in order:
                 hold.take(np)
                 point, last = _measure(store, hold, np, steps, timeout_s, on_message, limits)
@@ -265,7 +253,6 @@ def _measure(
     on_message: OnMessage,
     limits: ClientLimits,
 ) -> tuple[Point, ProgressSample]:
-    """Wait until the throughput with `np` workers is measured."""
     messages = Messages(on_message)
     what = f"profiling job {store.name} with {workers(np)}"
     readings: list[ProgressSample] = []
@@ -281,17 +268,6 @@ def _measure(
                 return point, reading
         messages(f"step {now.status.step} with {workers(ring)}: {now.status.reason}")
     raise AssertionError("looks() ends with an error")
-
-
-def _log_start(store: JobStore, before: Placement, order: Sequence[int], now: Snapshot) -> None:
-    """Log the size of the job, so that a user can restore it if this process dies."""
-    had = sum(before.values())
-    reason = f"{workers(had)} {verb(had)} wanted; profiled with {', '.join(map(str, order))}"
-    number = now.generation.number if now.generation else 0
-    with suppress(CoordinationError):
-        store.events.add(
-            Event(time.time(), number, now.status.step, reason, ProfilingDetails(had, dict(before)))
-        )
 
 
 def _log(store: JobStore, point: Point, last: ProgressSample) -> None:

@@ -243,7 +243,6 @@ def create(
 
 
 def _events_of(store: JobStore) -> str:
-    """Return the events of a job that may be replaced, as lines of JSON, the oldest first."""
     try:
         return "".join(f"{json.dumps(flat(event))}\n" for _, event in store.events.read_known())
     except EdlError as error:
@@ -257,9 +256,7 @@ def _events_of(store: JobStore) -> str:
 # With `--or-join` all hosts run the same command: the first creates the job, the others join it.
 # `has_finished` waits, `same_job` finds the job.
 
-
 POLL_S = 0.5  # for the end of a job that stops
-
 LIMITS = SupervisorLimits()
 
 
@@ -290,7 +287,6 @@ def same_job(session: Session, own: Access, spec: JobSpec) -> tuple[JobStore, Sn
 
 
 def _present(session: Session, own: Access) -> JobRecord | None:
-    """Return the record of the job that `own` names, running or ended; None if there is none."""
     try:
         job = choose_job(session, own.job, secret=own.secret).snapshot().job
     except AccessDenied:
@@ -303,7 +299,6 @@ def _present(session: Session, own: Access) -> JobRecord | None:
 
 
 def _check_ours(session: Session, own: Access) -> None:
-    """Raise AccessDenied if the session has opened the job with another secret than this host's."""
     # With its own secret this host would write nodes that the job's processes could not read: they
     # would think that ZooKeeper had lost the job.
     if session.access != own:
@@ -315,7 +310,6 @@ def _check_ours(session: Session, own: Access) -> None:
 
 
 def _shown(value: object) -> str:
-    """Return `value`, of a job's specification, as text for an error message; "none" for None."""
     if value is None:
         return "none"
     return repr(shlex.join(map(str, value))) if isinstance(value, tuple) else str(value)

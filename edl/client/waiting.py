@@ -53,7 +53,6 @@ class Messages:
 
 
 def running(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapshot:
-    """Return the newest snapshot of the job's records, after a check that the job is running."""
     # It may just have begun under horovodrun, whose `edl-discover` says how many are desired.
     deadline = time.monotonic() + limits.discovery_s
     while True:
@@ -66,7 +65,6 @@ def running(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapsho
 
 
 def resizable(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snapshot:
-    """Return the newest snapshot, after a check that the size of the job may be changed."""
     now = running(store, what, limits)
     if not now.desired.hosts:
         raise UsageError(

@@ -31,13 +31,10 @@ class Rows(Protocol):
 
 
 class InMemory:
-    """A column that is an array in memory."""
-
     def __init__(self, array: Array) -> None:
         self._array = array
 
     def take(self, rows: Integers) -> Array:
-        """Return a new array of the rows with the numbers `rows` (from 0), in that order."""
         return self._array[rows]
 
 
@@ -58,20 +55,14 @@ class Stored:
         self._row_bytes = row_bytes(dtype, row)
 
     def take(self, rows: Integers) -> Array:
-        """Read the rows with the numbers `rows` from the file; return a new array of them."""
         taken = np.empty((len(rows), *self._row), self._dtype)
         if taken.nbytes:
             buffer = taken.reshape(-1).view(np.uint8).data
-            file = self._open()
+            file, size = self._open(), self._row_bytes
             for first, last in runs(rows):
-                self._read(file, buffer, rows, first, last)
+                begin = self._offset + int(rows[first]) * size
+                file.read_into(buffer[first * size : last * size], begin)
         return native(taken)
-
-    def _read(
-        self, file: Readable, buffer: memoryview, rows: Integers, first: int, last: int
-    ) -> None:
-        size = self._row_bytes
-        file.read_into(buffer[first * size : last * size], self._offset + int(rows[first]) * size)
 
 
 class ArrayDataset(Dataset[Any]):
@@ -121,7 +112,6 @@ def check_array(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None
 
 
 def check_lengths(lengths: Mapping[str, int]) -> None:
-    """Check that all columns of a part have the same number of rows."""
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{what} has {rows}" for what, rows in lengths.items())
         raise DataError(f"arrays that are read side by side have as many rows each; {counts}")
@@ -131,7 +121,6 @@ RowType = tuple[str, tuple[int, ...]]  # type and shape of a row
 
 
 def check_types(mine: Mapping[str, RowType], first: Mapping[str, RowType]) -> None:
-    """Check that the rows of a part have the same types and shapes as those of the first part."""
     for (what, row), (other, theirs) in zip(mine.items(), first.items(), strict=True):
         if row != theirs:
             raise DataError(
@@ -146,7 +135,6 @@ def native(array: Array) -> Array:
 
 
 def row_bytes(dtype: np.dtype[Any], row: tuple[int, ...]) -> int:
-    """Return the exact size of one row in bytes."""
     # In Python's integers: a damaged header may claim more than 64 bits hold.
     return dtype.itemsize * math.prod(row)
 

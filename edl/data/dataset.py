@@ -22,7 +22,6 @@ from edl.data.files import Indexed, Skipped
 from edl.errors import DataError
 
 Record = TypeVar("Record")
-
 LOGGED_ONE_BY_ONE = 50  # events about what is left out, before the rest is logged as one
 
 

@@ -30,23 +30,18 @@ from edl.errors import ConfigError, DataError, UsageError
 
 logger = logging.getLogger(__name__)
 
-
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-
 OPEN_FILES = 128  # kept open by one source in one process
-
 SIGNATURES = {  # (offset, bytes) by which a compressed file is known
     "gzip": (0, b"\x1f\x8b\x08"),
     "zstd": (0, b"\x28\xb5\x2f\xfd"),
     "bzip2": (4, b"1AY&SY"),
     "xz": (0, b"\xfd7zXZ\x00"),
 }
-
 Opened = TypeVar("Opened")
 
 
 def resolve(paths: Paths) -> tuple[str, ...]:
-    """Return the absolute paths of the files that `paths` names, sorted as strings."""
     if isinstance(paths, str | os.PathLike):
         paths = (paths,)
     wanted = [os.fspath(each) for each in paths]
@@ -65,7 +60,6 @@ def resolve(paths: Paths) -> tuple[str, ...]:
 
 
 def _named(path: str) -> list[str]:
-    """Return the files that `path`, a path or a glob pattern, names; in no special order."""
     if os.path.isdir(path):
         raise DataError(f"{path} is a folder; name its files, like {os.path.join(path, '*')}")
     if os.path.isfile(path):
@@ -82,7 +76,6 @@ def _named(path: str) -> list[str]:
 
 
 def compression_of(head: bytes) -> str | None:
-    """Return "gzip", "zstd", "bzip2" or "xz" if a file begins like one of these; else None."""
     for name, (offset, signature) in SIGNATURES.items():
         if head[offset : offset + len(signature)] == signature:
             return name
@@ -112,7 +105,6 @@ class Stamp:
 
     @classmethod
     def of(cls, file: str | int) -> Stamp:
-        """Return the present stamp of `file`, a path or an open file's descriptor."""
         try:
             status = os.stat(file)
         except OSError as error:
@@ -144,13 +136,11 @@ class Readable:
             os.close(self._descriptor)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes of the file, from byte `offset` on."""
         data = bytearray(length)
         self.read_into(memoryview(data), offset)
         return bytes(data)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill all of `buffer` (bytes) with the bytes of the file from byte `offset` on."""
         done = 0
         while done < len(buffer):
             try:
@@ -182,7 +172,6 @@ class PerProcess(Generic[Opened]):
         return type(self), (self._limit, self._weigh)
 
     def get(self, key: Any, make: Callable[[], Opened]) -> Opened:
-        """Return the cached object of `key`; if there is none, cache and return `make()`."""
         if self._process != os.getpid():
             self._begin()
         with self._lock:
@@ -221,15 +210,10 @@ class PerProcess(Generic[Opened]):
 # a process cannot get the lock in time, or the file system has no locks, the process makes the
 # index as well, with the same result.
 
-
 VERSION = 1  # of everything below; another one is made again
-
 MAGIC = b"edl-index"
-
 LOCK_WAIT_S = 120.0
-
 OnError = Literal["error", "skip"]
-
 Integers = npt.NDArray[np.int64]
 
 
@@ -250,8 +234,6 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Index:
-    """The records that one pass over a file has found."""
-
     # by name, one-dimensional, such as the first byte of each record
     arrays: Mapping[str, Integers] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)  # JSON values, such as types of columns
@@ -267,7 +249,6 @@ class Index:
         return int(crc)
 
     def payload(self) -> bytes:
-        """Return the whole index as bytes, from which `of_payload` makes an equal one."""
         head = {
             "arrays": {name: len(array) for name, array in sorted(self.arrays.items())},
             "facts": self.facts,
@@ -278,7 +259,6 @@ class Index:
 
     @classmethod
     def of_payload(cls, payload: bytes) -> Index:
-        """Return the index that `payload`, the result of `payload`, holds."""
         line = payload.index(b"\n") + 1
         head = json.loads(payload[:line])
         arrays, offset = {}, line
@@ -324,7 +304,6 @@ def index_of(
 
 
 def _made(path: str, kind: str, stamp: Stamp, make: Callable[[str, int], Index]) -> Indexed:
-    """Return a file with its index, newly made by `make(path, size)` and not written anywhere."""
     began = time.monotonic()
     try:
         index = make(path, stamp.size)
@@ -356,7 +335,6 @@ class _IndexPath:
         return MAGIC + json.dumps(about).encode() + b"\n"
 
     def read(self, stamp: Stamp) -> Indexed | None:
-        """Return the file with its cached index, or None if the index has to be made."""
         try:
             data = self._file.read_bytes()
         except OSError:
@@ -367,7 +345,6 @@ class _IndexPath:
         return Indexed(self._path, stamp, Index.of_payload(payload))
 
     def write(self, made: Indexed) -> None:
-        """Write an index to the cache, and remove temporary files of earlier attempts."""
         payload = made.index.payload()
         fresh = self._file.with_suffix(f".{uuid.uuid4().hex}.new")
         try:

@@ -62,8 +62,6 @@ UNREADABLE = (
 
 @dataclass(frozen=True)
 class NpyHeader:
-    """The contents of the header of a `.npy` file."""
-
     dtype: np.dtype[Any]
     # the first number counts records, which are rows; () for a single value
     shape: tuple[int, ...]
@@ -72,22 +70,18 @@ class NpyHeader:
 
     @property
     def row(self) -> tuple[int, ...]:
-        """The shape of one row: the array's shape without its first dimension; () for numbers."""
         return self.shape[1:]
 
     @property
     def row_type(self) -> RowType:
-        """The type and the shape of a row, to compare files: (NumPy's type string, shape)."""
         return self.dtype.str, self.row
 
     @property
     def stored_bytes(self) -> int:
-        """The size in bytes that the file should have by its header: header and data."""
         rows = self.shape[0] if self.shape else 1
         return self.length + rows * row_bytes(self.dtype, self.row)
 
     def check(self, what: str) -> None:
-        """Check that the array has rows, and that they can be read one by one."""
         check_array(what, self.dtype, self.shape)
         if self.fortran and len(self.shape) > 1:
             raise DataError(
@@ -101,7 +95,6 @@ class BadHeader(Exception):
 
 
 def read_header(file: IO[bytes]) -> NpyHeader:
-    """Read the header of a `.npy` array from `file`, which must be at its beginning."""
     start = file.read(8)
     if len(start) < 8 or not start.startswith(MAGIC):
         raise BadHeader("it does not begin like a .npy file")
@@ -184,7 +177,6 @@ def npy(
 
 
 def check_counts(columns: list[tuple[str, ...]]) -> None:
-    """Check that every column has the same number of files."""
     if len({len(files) for files in columns}) > 1:
         counts = ", ".join(f"{len(files)} like {files[0]}" for files in columns)
         raise DataError(f"columns are read side by side, file by file, but there are {counts}")
@@ -201,7 +193,6 @@ class _RowsFound:
 
 
 def _look(path: str, stamp: Stamp, on_error: OnError) -> _RowsFound:
-    """Read the header of a `.npy` file, and return how many of its rows are there."""
     try:
         with open(path, "rb") as file:
             header = read_header(file)
@@ -231,7 +222,6 @@ def _look(path: str, stamp: Stamp, on_error: OnError) -> _RowsFound:
 def _part(
     paths: tuple[str, ...], stamps: list[Stamp], found: list[_RowsFound], count: int
 ) -> Fragment:
-    """Return the part of the data set that one file of each column makes together."""
     skipped = []
     for path, stamp, one in zip(paths, stamps, found, strict=True):
         if one.problem:
@@ -254,7 +244,6 @@ def _part(
 
 
 def _rows(opened: PerProcess[Readable], path: str, stamp: Stamp, found: _RowsFound) -> Rows:
-    """Return the array of a `.npy` file as a column whose rows are read when they are needed."""
     assert found.header is not None
     reader = partial(opened.get, path, partial(Readable, path, stamp))
     return Stored(reader, found.header.length, found.header.dtype, found.header.row)

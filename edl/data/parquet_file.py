@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 CACHE_BYTES = 256 * 2**20  # decoded row groups that one process keeps
 GROUPS, ROWS, OFFSETS = "groups", "rows", "offsets"  # of the row groups that can be read
 SCHEMA = "schema"
-
 Values = Sequence[Any] | np.ndarray[Any, Any]  # of one column in one row group, by row
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -106,7 +106,7 @@ class _Parquet(Dataset[Any]):
             for file in self._files
         ]
         self._open: PerProcess[_Reader] = PerProcess(OPEN_FILES)
-        self._decoded: PerProcess[_RowGroup] = PerProcess(cache_bytes, _weight)
+        self._decoded: PerProcess[_RowGroup] = PerProcess(cache_bytes, attrgetter("bytes"))
         parts = [
             Fragment.of(file, int(first[-1]))
             for file, first in zip(self._files, self._first_rows, strict=True)
@@ -114,7 +114,6 @@ class _Parquet(Dataset[Any]):
         super().__init__("Parquet", parts, parse)
 
     def _read(self, part: int, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Return some rows of one file as dicts by column name, in the order of `rows`."""
         records: list[dict[str, Any]] = [{} for _ in rows]
         places = np.searchsorted(self._first_rows[part], rows, side="right") - 1
         for place in np.unique(places).tolist():
@@ -127,16 +126,16 @@ class _Parquet(Dataset[Any]):
         return records
 
     def _group(self, part: int, place: int) -> _RowGroup:
-        return self._decoded.get((part, place), lambda: self._decode(part, place))
-
-    def _decode(self, part: int, place: int) -> _RowGroup:
         file = self._files[part]
-        reader = self._open.get(part, lambda: _Reader(file.path, file.stamp))
-        return reader.decode(int(file.index.arrays[GROUPS][place]), self._columns)
+
+        def decode() -> _RowGroup:
+            reader = self._open.get(part, lambda: _Reader(file.path, file.stamp))
+            return reader.decode(int(file.index.arrays[GROUPS][place]), self._columns)
+
+        return self._decoded.get((part, place), decode)
 
     @contextlib.contextmanager
     def _blamed(self, part: int, place: int) -> Iterator[None]:
-        """Turn PyArrow's errors in the `with` block into a DataError: a context manager."""
         try:
             yield
         except _damage() as error:
@@ -161,14 +160,9 @@ class _RowGroup:
         self.values = {name: _values(table.column(name)) for name in table.column_names}
 
     def check(self) -> None:
-        """Convert every value that is not a number or a list of numbers to Python, as a test."""
         for values in self.values.values():
             if isinstance(values, _Objects):
                 values.check()
-
-
-def _weight(group: _RowGroup) -> int:
-    return group.bytes
 
 
 class _Reader:
@@ -184,7 +178,6 @@ class _Reader:
             self._file.close(force=True)
 
     def decode(self, group: int, columns: list[str]) -> _RowGroup:
-        """Return a row group, newly read from the file and decoded."""
         with self._one_thread:
             return _RowGroup(read_group(self._file, group, columns))
 
@@ -246,7 +239,6 @@ def _problem(file: pyarrow.parquet.ParquetFile, number: int, columns: list[str])
 def _schema(
     path: str, file: pyarrow.parquet.ParquetFile, columns: list[str] | None
 ) -> dict[str, str]:
-    """Return the type of each column that is read, by the column's name: {"x": "int64"}."""
     counts = Counter(field.name for field in file.schema_arrow)
     types = {field.name: str(field.type) for field in file.schema_arrow}
     for name in columns or ():
@@ -262,7 +254,6 @@ def _schema(
 
 
 def _check_schema(path: str, mine: dict[str, str], first: str, facts: Any) -> None:
-    """Check that a file has the same columns, of the same types, as the first file."""
     theirs = facts[SCHEMA]
     for name in dict.fromkeys([*mine, *theirs]):
         if mine.get(name) != theirs.get(name):
@@ -274,7 +265,6 @@ def _check_schema(path: str, mine: dict[str, str], first: str, facts: Any) -> No
 
 
 def _extent(group: pyarrow.parquet.RowGroupMetaData) -> tuple[int, int]:
-    """Return (a row group's first byte in its file, its length in bytes), from its metadata."""
     starts, stops = [], []
     for number in range(group.num_columns):
         column = group.column(number)
@@ -346,7 +336,6 @@ class _Objects(Sequence[Any]):
         return self._array[row].as_py()
 
     def check(self) -> None:
-        """Convert all values to Python once and drop the results, as a test."""
         self._array.to_pylist()
 
 
@@ -361,7 +350,6 @@ def _is_list(kind: pyarrow.DataType) -> bool:
 
 
 def _filled(array: pyarrow.Array) -> np.ndarray[Any, Any]:
-    """Return an array of numbers or booleans as a NumPy array, with 0 or False for missing ones."""
     if array.null_count:
         array = array.fill_null(False if _arrow().types.is_boolean(array.type) else 0)
     values: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
@@ -374,7 +362,6 @@ def _missing(array: pyarrow.Array) -> Mask:
 
 
 def _arrow() -> Any:
-    """Return pyarrow, imported in the first call, as it is large and seldom needed."""
     try:
         import pyarrow
         import pyarrow.compute

@@ -27,9 +27,7 @@ import numpy as np
 from edl.errors import UsageError
 
 Open = Callable[..., Iterable[Any]]
-
 CHUNK = 1000  # samples that are read at once
-
 _here = threading.local()
 
 
@@ -140,7 +138,6 @@ class ShardReader(ABC):
                 raise
 
     def _take(self, count: int) -> list[Any]:
-        """Return the next `count` samples of the open shard; fewer, or none, at its end."""
         taken = list(itertools.islice(self._samples, count))
         self._at += len(taken)
         return taken
@@ -244,7 +241,6 @@ def _name_of(shard: Any) -> Any:
 
 
 def _iterated(samples: Any) -> Iterator[Any]:
-    """Return an iterator over `samples`, the result of the script's `open`."""
     try:
         return iter(samples)
     except TypeError:
@@ -279,11 +275,8 @@ def _offset_of(open: Open) -> _Offset:
 # StatefulDataLoader needs them. A script gives such a data set to edl's data loader, which makes a
 # `StatefulStream` of it.
 
-
 MARK_EVERY = 1000  # samples between two states that are kept
-
 MOST_MARKS = 16
-
 HEAD = 4  # samples that tell whether a set goes on where it was
 
 
@@ -304,8 +297,6 @@ class Stateful(Protocol):
 
 @dataclass
 class _Mark:
-    """A state of a data set, kept to read again from its position."""
-
     at: int  # samples of the epoch before it
     state: Any  # the data set's `state_dict()`
     # digests of the next `HEAD` samples, or fewer yet, by which the state is checked
@@ -373,7 +364,6 @@ class StatefulStream(ShardReader):
         return self._from(0, *self._go_on(self._first))
 
     def _take(self, count: int) -> list[Any]:
-        """Return the next `count` samples; fewer, or none, at the end of the epoch."""
         begin, taken = self._at, super()._take(count)
         for mark in self._marks:
             missing = mark.at + len(mark.followed) - begin

@@ -65,8 +65,6 @@ def text_lines(
 
 
 class TextLines(SpanDataset[Any]):
-    """A data set of the lines of text files; `text_lines` makes it and checks the encoding."""
-
     def __init__(
         self,
         paths: Paths,
@@ -81,7 +79,6 @@ class TextLines(SpanDataset[Any]):
         super().__init__("text", paths, parse, on_error, str(verified), make)
 
     def _record(self, readable: Readable, start: int, length: int) -> Any:
-        r"""Read a line without a `\r` at its end; return it decoded, or its bytes."""
         line = readable.read(start, length)
         if line.endswith(b"\r"):
             line = line[:-1]
@@ -99,7 +96,6 @@ class TextLines(SpanDataset[Any]):
 
 
 def index_lines(path: str, size: int, encoding: str | None, chunk_bytes: int) -> Index:
-    """Return an index of a file's lines: the first byte of each, and its length without newline."""
     newlines: list[Integers] = []
     offset = 0
     refuse_compressed(path)
@@ -125,7 +121,6 @@ def index_lines(path: str, size: int, encoding: str | None, chunk_bytes: int) ->
 def _decodable(
     path: str, starts: Integers, stops: Integers, encoding: str, chunk_bytes: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return for each line of a file whether it is valid in `encoding`, as an array of booleans."""
     good = np.ones(len(starts), np.bool_)
     with open(path, "rb") as file:
         first = 0
@@ -144,7 +139,6 @@ def _decodable(
 
 
 def _is_in(data: bytes, encoding: str) -> bool:
-    """Return whether `data` can be decoded by `encoding`, which must exist."""
     try:
         data.decode(encoding)
     except UnicodeDecodeError:

@@ -28,7 +28,6 @@ HEADER = struct.Struct("<QI")
 LENGTH_BYTES = 8
 FOOTER_BYTES = 4
 AROUND = HEADER.size + FOOTER_BYTES
-
 _sum = google_crc32c.value
 
 
@@ -66,8 +65,6 @@ def tfrecord(
 
 
 class _TFRecord(SpanDataset[Any]):
-    """A data set of the records of TFRecord files; `tfrecord` makes it."""
-
     def __init__(
         self, paths: Paths, parse: Callable[[bytes], Any] | None, on_error: OnError
     ) -> None:
@@ -75,7 +72,6 @@ class _TFRecord(SpanDataset[Any]):
         super().__init__("TFRecord", paths, parse, on_error, "", make)
 
     def _record(self, readable: Readable, start: int, length: int) -> bytes:
-        """Read the data of a record, check them by the checksum behind them, and return them."""
         framed = readable.read(start, length + FOOTER_BYTES)
         data = framed[:length]
         if masked(_sum(data)) != _stored(framed, length):
@@ -97,7 +93,6 @@ def masked(crc: int) -> int:
 
 
 def index_records(path: str, size: int, skip: bool) -> Index:
-    """Return an index of a file's records: the first byte of the data of each, and their length."""
     starts, lengths = array("q"), array("q")  # 8 bytes each, where a list takes 40
     skipped: list[Skipped] = []
     offset = 0
@@ -115,7 +110,8 @@ def index_records(path: str, size: int, skip: bool) -> Index:
                 skipped.append(Skipped(offset, size - offset, problem))
                 break
             start = offset + HEADER.size
-            if skip and not _is_sound(file, length):
+            framed = file.read(length + FOOTER_BYTES) if skip else b""
+            if skip and masked(_sum(framed[:length])) != _stored(framed, length):
                 reason = "the checksum of the record's data does not match"
                 skipped.append(Skipped(offset, length + AROUND, reason))
             else:
@@ -129,7 +125,6 @@ def index_records(path: str, size: int, skip: bool) -> Index:
 
 
 def _length_at(file: BinaryIO, offset: int, size: int) -> tuple[int, str]:
-    """Read the header of the record at the file's position, and check it."""
     header = file.read(HEADER.size)
     if len(header) < HEADER.size:
         return 0, "the file ends within a record's header"
@@ -140,11 +135,6 @@ def _length_at(file: BinaryIO, offset: int, size: int) -> tuple[int, str]:
     if offset + length + AROUND > size:
         return 0, "the file ends within a record"
     return length, ""
-
-
-def _is_sound(file: BinaryIO, length: int) -> bool:
-    framed = file.read(length + FOOTER_BYTES)
-    return masked(_sum(framed[:length])) == _stored(framed, length)
 
 
 def _stored(framed: bytes, length: int) -> int:

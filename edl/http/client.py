@@ -11,7 +11,7 @@ import http.client
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -43,7 +43,6 @@ def fetch(
 def http_put(
     address: str, port: int, path: str, body: bytes, timeout_s: float
 ) -> tuple[int, bytes]:
-    """PUT, unsigned, to a worker's daemon; return status, also of an error, and body."""
     return _request("PUT", address, port, path, body, timeout_s)[:2]
 
 
@@ -57,7 +56,6 @@ def send_change(
     timeout_s: float,
     body: bytes = b"",
 ) -> tuple[int, bytes]:
-    """Send a signed request that changes something in a worker, and return the answer."""
     response = _request(method, address, port, path, body, timeout_s)
     scheme, _, nonce = response.challenge.partition(" ")
     if response.status != 401 or scheme != SCHEME:
@@ -108,7 +106,6 @@ class Health:
 
 
 def ask(address: str, port: int, timeout_s: float) -> Health:
-    """Ask the daemon at a port for the health of its worker."""
     for _ in range(2):
         try:
             _, body = fetch(address, port, "/health", timeout_s, HEALTH_BYTES)
@@ -118,7 +115,10 @@ def ask(address: str, port: int, timeout_s: float) -> Health:
             if isinstance(error.__cause__, ConnectionResetError | http.client.RemoteDisconnected):
                 continue  # it may be dying at this moment: then the next connection is refused
             return Health(Liveness.SILENT)
-        return Health(Liveness.ALIVE, _object(body))
+        with suppress(ValueError, RecursionError):
+            if isinstance(report := json.loads(body), dict):
+                return Health(Liveness.ALIVE, report)
+        return Health(Liveness.ALIVE)
     return Health(Liveness.SILENT)
 
 
@@ -169,7 +169,6 @@ def tell_end(key: str, members: Iterable[RingMember], reason: str) -> int:
 
 
 def _at_once(calls: Sequence[Callable[[], None]]) -> None:
-    """Run `calls` at the same time; return when all have ended."""
     # No ThreadPoolExecutor: it refuses work as soon as the main thread has ended, and until this
     # process has left the job its daemon may still have to lead.
     threads, left = [], [*calls[-1:]]
@@ -187,17 +186,7 @@ def _at_once(calls: Sequence[Callable[[], None]]) -> None:
         thread.join()
 
 
-def _object(body: bytes) -> Mapping[str, Any]:
-    """Return the JSON object in the HTTP `body`; an empty one if the body is anything else."""
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def rendezvous_path(port: int, scope: str, key: str) -> str:
-    """Return the HTTP path of a key in the rendezvous store of a daemon."""
     return f"/{scope}:{port}/{key}"
 
 
@@ -217,7 +206,6 @@ def _request(
     signed: str = "",
     most_bytes: int = ANSWER_BYTES,
 ) -> _Response:
-    """Send one HTTP request on a connection of its own, and return the answer."""
     try:
         with closing(LimitedConnection(address, port, timeout_s, most_bytes)) as connection:
             headers = {"Authorization": signed} if signed else {}

@@ -41,14 +41,12 @@ class MetricsHandler:
 
 
 def _load() -> None:
-    """Import the library, unless it is imported."""
     with _loading:
         for name in _LIBRARY:
             importlib.import_module(name)
 
 
 def exposition(samples: Iterable[Sample], accept: str = "") -> tuple[bytes, str]:
-    """Return metrics as text, and the content type of that text."""
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.exposition import choose_encoder
 
@@ -63,19 +61,15 @@ def exposition(samples: Iterable[Sample], accept: str = "") -> tuple[bytes, str]
 
 
 class _Collector:
-    """A collector of the library that gives values that are there already."""
-
     def __init__(self, samples: dict[Metric, list[Sample]]) -> None:
         self._samples = samples
 
     def collect(self) -> Iterable[Family]:
-        """Yield each metric with its values, as the library's registry asks for them."""
         for metric, samples in self._samples.items():
             yield _family(metric, samples)
 
 
 def _family(metric: Metric, samples: list[Sample]) -> Family:
-    """Return a metric and its values as an object of the library."""
     from prometheus_client import core
 
     name, labels, help = metric.name, metric.labels, metric.help

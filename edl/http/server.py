@@ -1,13 +1,8 @@
 """Serve the one HTTP port of a worker's daemon: its health, and further paths that are added to it.
 
-The server (:class:`DaemonServer`) runs on its own thread with an asyncio loop, and answers:
-
-- ``GET /health``: the JSON object that a function returns;
-- further path prefixes, added with :meth:`DaemonServer.add_route`; requests that change anything
-  need a signature (see :mod:`edl.http.signing`).
-
-Its socket has a long backlog (queue of connections that are not accepted yet), because all ranks of
-a ring connect at once.
+The server runs on its own thread with an asyncio loop. Requests that change anything need a
+signature (see :mod:`edl.http.signing`). Its socket has a long backlog (queue of connections that
+are not accepted yet), because all ranks of a ring connect at once.
 """
 
 from __future__ import annotations
@@ -42,36 +37,14 @@ logger = logging.getLogger(__name__)
 # answered with a status 4xx, and the connection is closed. No request can raise an error in the
 # event loop.
 
-
 TARGET_BYTES = 8 << 10
-
 HEADER_BYTES = 32 << 10
-
 BODY_BYTES = 16 << 20
-
 REQUEST_S = 30.0  # for a request to arrive completely
-
-_PHRASES = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    409: "Conflict",
-    410: "Gone",
-    413: "Content Too Large",
-    414: "URI Too Long",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
 
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A complete HTTP request."""
-
     method: str
     path: str  # as it was sent, without the query; nothing is percent-decoded
     query: str  # after the first "?"; empty without one
@@ -81,14 +54,11 @@ class HttpRequest:
 
     @property
     def target(self) -> str:
-        """The path and, if the query is not empty, "?" and the query."""
         return f"{self.path}?{self.query}" if self.query else self.path
 
 
 @dataclass(frozen=True)
 class Response:
-    """An HTTP answer to a request."""
-
     status: int
     body: bytes = b""
     content_type: str = "application/octet-stream"
@@ -96,8 +66,6 @@ class Response:
 
 
 class _TooLarge(Exception):
-    """The error that a callback of the parser raises to refuse a request that is too large."""
-
     def __init__(self, status: int) -> None:
         self.status = status  # 413, 414 or 431
 
@@ -123,10 +91,9 @@ class Connection(asyncio.Protocol):
         self._body = bytearray()
         self._complete = False
         self._task: asyncio.Task[None] | None = None
-        self._timer = loop.call_later(REQUEST_S, self._too_slow)
+        self._timer = loop.call_later(REQUEST_S, self._refuse, 408)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Add this connection to the set of open ones, and keep its `transport`."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._open.add(self)
@@ -144,12 +111,10 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close the connection at once, and drop written bytes that were not sent yet."""
         if self._transport is not None:
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Parse the next received bytes; refuse a request that is malformed or too large."""
         if self._complete:
             return  # more than one request: the first is answered, then we close
         try:
@@ -166,13 +131,11 @@ class Connection(asyncio.Protocol):
             self._refuse(cause.status if isinstance(cause, _TooLarge) else 400)
 
     def on_url(self, part: bytes) -> None:
-        """Add a part of the target to it; refuse a target of more than 8 KiB (`TARGET_BYTES`)."""
         self._target += part
         if len(self._target) > TARGET_BYTES:
             raise _TooLarge(414)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep `Authorization` and `Accept`; refuse too long headers or a too large body."""
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > HEADER_BYTES:
             raise _TooLarge(431)
@@ -184,17 +147,14 @@ class Connection(asyncio.Protocol):
             raise _TooLarge(413)
 
     def on_headers_complete(self) -> None:
-        """Allow 16 MiB (`BODY_BYTES`) more bytes to arrive, because a body may follow."""
         self._room += BODY_BYTES
 
     def on_body(self, part: bytes) -> None:
-        """Add a part to the body; refuse a body of more than 16 MiB (`BODY_BYTES`)."""
         self._body += part
         if len(self._body) > BODY_BYTES:
             raise _TooLarge(413)
 
     def on_message_complete(self) -> None:
-        """Start a task of the event loop that answers the request, which has arrived completely."""
         if self._complete:
             return
         if not self._parser.get_http_version().startswith("1."):
@@ -212,21 +172,16 @@ class Connection(asyncio.Protocol):
         self._send(await self._respond(request), head=request.method == "HEAD")
 
     def _refuse(self, status: int) -> None:
-        """Answer with an error and close, unless the request is being answered already."""
         if self._task is None:
             self._complete = True
             self._send(Response(status, content_type="text/plain"))
 
-    def _too_slow(self) -> None:
-        self._refuse(408)
-
     def _send(self, answer: Response, head: bool = False) -> None:
-        """Send an answer and close the connection; do nothing if it is closed or closing."""
         if self._transport is None or self._transport.is_closing():
             return
         nonce = f"WWW-Authenticate: {SCHEME} {answer.nonce}\r\n" if answer.nonce else ""
         lines = (
-            f"HTTP/1.1 {answer.status} {_PHRASES.get(answer.status, 'Unknown')}\r\n"
+            f"HTTP/1.1 {answer.status} {http.client.responses.get(answer.status, 'Unknown')}\r\n"
             f"Content-Length: {len(answer.body)}\r\nContent-Type: {answer.content_type}\r\n"
             f"{nonce}Connection: close\r\n\r\n"
         )
@@ -235,7 +190,6 @@ class Connection(asyncio.Protocol):
 
 
 def _origin_form(target: str) -> str:
-    """Return the path and query of a request's target, without scheme and host."""
     if target.startswith("/"):
         return target
     _, scheme, rest = target.partition("://")
@@ -248,7 +202,6 @@ def _origin_form(target: str) -> str:
 # `http.client` limits neither: its time-out begins again with each piece of data, an answer may be
 # endless, and it may name a length that takes all memory at once. What answers at the port of a
 # dead worker may be a process of another user.
-
 
 WHOLE = 2  # time-outs that an exchange may take: one to connect, one for the first piece of data
 
@@ -265,7 +218,6 @@ class LimitedConnection(http.client.HTTPConnection):
         self._limits = timeout_s, time.monotonic() + WHOLE * timeout_s, most_bytes
 
     def connect(self) -> None:
-        """Connect to the first address of the server that takes the connection."""
         failed = OSError(f"{self.host} has no address")
         for family, kind, protocol, _, where in socket.getaddrinfo(
             self.host, self.port, type=socket.SOCK_STREAM
@@ -293,17 +245,14 @@ class LimitedSocket(socket.socket):
     _limits = (0.0, 0.0, 0)
 
     def limit(self, timeout_s: float, deadline_s: float, most_bytes: int) -> None:
-        """Set the limits, and let the next call wait no longer than they allow."""
         self._limits = timeout_s, deadline_s, most_bytes
         self.settimeout(max(0.0, min(timeout_s, deadline_s - time.monotonic())))
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        """Send `data`; raise an OSError if that is not done in time."""
         self.limit(*self._limits)
         super().sendall(data, flags)
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """Receive bytes into `buffer`, up to `nbytes` (0: up to its size); return how many."""
         self.limit(*self._limits)
         try:
             count = super().recv_into(buffer, nbytes, flags)
@@ -316,7 +265,6 @@ class LimitedSocket(socket.socket):
         return count
 
     def makefile(self, *_: Any, **__: Any) -> _LimitedReader:  # type: ignore[override]
-        """Return a buffered binary file that reads from this socket."""
         return _LimitedReader(super().makefile("rb", buffering=0), self._limits[-1])
 
 
@@ -328,7 +276,6 @@ class _LimitedReader(io.BufferedReader):
         self._most_bytes = most_bytes
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read `size` bytes, or fewer if the file ends before or has not so many."""
         if size is None or size < 0:
             return super().read()
         # CPython takes the memory for all of them before it reads the first one.
@@ -336,9 +283,7 @@ class _LimitedReader(io.BufferedReader):
 
 
 BACKLOG = 1024  # Horovod's own server has 5, and its clients retry after 1 s and 3 s
-
 CLOSE_S = 5.0  # for the thread to begin, and to end
-
 BEGUN_S = 0.1  # for one that may not have been started
 
 
@@ -351,7 +296,6 @@ class Route:
 
 
 Handler = Callable[[HttpRequest], tuple[int, bytes] | Awaitable[Response]]
-
 """Answers a request with status and body, or with an awaitable of an answer with a content type of
 its own. Runs on the loop, so it must not block."""
 
@@ -368,7 +312,6 @@ class DaemonServer:
     ) -> None:
         self.address = address
         self._wanted_port = port
-        self._health = health
         self._authenticator = guard
         self._routes: dict[str, Route] = {}
         self._socket: socket.socket | None = None
@@ -377,10 +320,10 @@ class DaemonServer:
         self._serves = threading.Event()
         self._connections: set[Connection] = set()
         if health is not None:
-            self.add_route("/health", self._answer_health, "application/json")
+            answer = lambda _: (200, json.dumps(health()).encode() + b"\n")  # noqa: E731
+            self.add_route("/health", answer, "application/json")
 
     def start(self) -> None:
-        """Listen on the server's address only, and serve in a thread until `close`."""
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -412,7 +355,6 @@ class DaemonServer:
             raise RingError(f"the HTTP server of {self.address} did not start in {CLOSE_S:g} s")
 
     def close(self) -> None:
-        """Answer the requests that still wait, close all connections, and stop the thread."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -434,7 +376,6 @@ class DaemonServer:
 
     @property
     def port(self) -> int:
-        """The port that the server listens on; 0 before start() and after close()."""
         return int(self._socket.getsockname()[1]) if self._socket and self._thread else 0
 
     def add_route(
@@ -470,7 +411,6 @@ class DaemonServer:
     # --- on the loop's thread
 
     def _serve(self, listener: socket.socket) -> None:
-        """Run the server's event loop in this thread until `close`; then close connections."""
         self._loop = loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         server = loop.run_until_complete(
@@ -489,7 +429,6 @@ class DaemonServer:
             loop.close()
 
     async def _say_goodbye(self) -> None:
-        """Wait up to 1 s for the answers to requests that are open; then close every connection."""
         self.let_go()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         if tasks:
@@ -503,29 +442,18 @@ class DaemonServer:
         await asyncio.sleep(0)
 
     async def answer(self, request: HttpRequest) -> Response:
-        """Return the answer to a request, from the handler of its path or `answer_other`."""
         route = self._route(request.path)
-        if route is not None:
-            return self._refusal(route, request) or await self._answer_route(route, request)
-        return await self.answer_other(request)
-
-    def _refusal(self, route: Route, request: HttpRequest) -> Response | None:
-        """Return the answer to a request that must not reach its handler, or None if it may."""
+        if route is None:
+            return await self.answer_other(request)
         if not route.changes:
-            return None if request.method in ("GET", "HEAD") else Response(405)
-        guard = self._authenticator
-        if guard is None:
+            if request.method not in ("GET", "HEAD"):
+                return Response(405)
+        elif (guard := self._authenticator) is None:
             return Response(401)
-        given, target = request.authorization, request.target
-        if guard.accepts(given, request.method, target, request.body):
-            return None
-        if given:
-            logger.warning("%s %s was refused: it is not signed", request.method, request.path)
-        return Response(401, nonce=guard.nonce())
-
-    @staticmethod
-    async def _answer_route(route: Route, request: HttpRequest) -> Response:
-        """Return the answer of a route's handler; 500, and a log entry, if it raises."""
+        elif not guard.accepts(request.authorization, request.method, request.target, request.body):
+            if request.authorization:
+                logger.warning("%s %s was refused: it is not signed", request.method, request.path)
+            return Response(401, nonce=guard.nonce())
         try:
             answer = route.handler(request)
             if not isinstance(answer, tuple):
@@ -543,10 +471,6 @@ class DaemonServer:
                 return self._routes[prefix]
             prefix = prefix.rpartition("/")[0]
         return None
-
-    def _answer_health(self, request: HttpRequest) -> tuple[int, bytes]:
-        assert self._health is not None
-        return 200, json.dumps(self._health()).encode() + b"\n"
 
 
 __all__ = ["DaemonServer", "Handler", "HttpRequest"]

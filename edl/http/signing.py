@@ -1,18 +1,11 @@
 """Sign requests that change something in a worker, so that each signature is good for one use.
 
-The client calls :func:`authorization`, the server has an :class:`Authenticator`:
-
-1. The client sends the request without a signature. The server does nothing, and answers 401 with a
-   nonce that it has just made (``WWW-Authenticate: EDL <nonce>``).
-2. The client sends the request again with ``Authorization: EDL <nonce>:<mac>``. The mac is the
-   HMAC-SHA256 of method, target, worker, nonce and body, with a key made from the job's secret.
-
-So a signature is good for one request to one worker, once: a recorded request is refused, and the
-hosts' clocks need not agree. A nonce contains its time and a proof of its maker, so the server does
-not store the nonces that it gives out. It stores only nonces that a client with the secret has
-used, until they are too old to be accepted.
-
-This authenticates and does not encrypt. The answer is not signed.
+The server answers a first, unsigned request with 401 and a nonce that it has just made
+(``WWW-Authenticate: EDL <nonce>``). The client sends it again with ``Authorization: EDL
+<nonce>:<mac>``: the HMAC-SHA256 of method, target, worker, nonce and body, with a key made from
+the job's secret. So a recorded request is refused, and the hosts' clocks need not agree. A nonce
+has its time and a proof of its maker: the server stores only those that were used, until they are
+too old. This authenticates and does not encrypt. The answer is not signed.
 """
 
 from __future__ import annotations
@@ -35,21 +28,16 @@ from edl.secret_file import derived
 
 logger = logging.getLogger(__name__)
 
-
 SCHEME = "EDL"
-
 _NONCE = re.compile(r"([0-9a-f]{1,16}-[0-9a-f]{32})-([0-9a-f]{64})")
-
 _AUTHORIZATION = re.compile(rf"{SCHEME} ([0-9a-f-]+):([0-9a-f]{{64}})")
 
 
 def http_key(secret: str, job: str) -> str:
-    """Return the key that signs requests to the workers of a job, as 64 hexadecimal digits."""
     return derived(secret, "http", job)
 
 
 def authorization(key: str, nonce: str, worker: int, method: str, target: str, body: bytes) -> str:
-    """Return the value of the header `Authorization` that signs a request to a worker."""
     return f"{SCHEME} {nonce}:{_mac(key, nonce, worker, method, target, body)}"
 
 
@@ -107,7 +95,6 @@ class Authenticator:
         return True
 
     def _is_fresh(self, nonce: str, now: float) -> bool:
-        """Return whether this object made `nonce` in the last `nonce_s`, used or not."""
         match = _NONCE.fullmatch(nonce)
         if match is None or not hmac.compare_digest(match[2], self._proof(match[1])):
             return False
@@ -119,7 +106,6 @@ class Authenticator:
 
 
 def _mac(key: str, nonce: str, worker: int, method: str, target: str, body: bytes) -> str:
-    """Return the HMAC-SHA256 of a request to a worker, in hexadecimal: its signature."""
     digest = hmac.new(key.encode(), digestmod=hashlib.sha256)
     for part in (method.encode(), target.encode(), str(worker).encode(), nonce.encode(), body):
         digest.update(len(part).to_bytes(8, "big") + part)  # so that no two requests look the same
@@ -129,21 +115,16 @@ def _mac(key: str, nonce: str, worker: int, method: str, target: str, body: byte
 # ------------------------------------------------------------
 # Make what a caller of the HTTP API of a cluster proves itself with: a key to sign, or a token.
 
-
 AUDIENCE = 0  # what stands in a signature for the worker that a request is for
-
 BEARER = "Bearer"
-
 _TOKEN = re.compile(r"edl-([0-9a-f]{1,12})-([0-9a-f]{64})")
 
 
 def api_key(secret: str, cluster: str) -> str:
-    """Return the key that signs requests to the API of a cluster, as 64 hexadecimal digits."""
     return derived(secret, "api", cluster)
 
 
 def new_token(secret: str, cluster: str, expires_s: float) -> str:
-    """Return a bearer token for the API of a cluster."""
     expires = f"{int(expires_s):x}"
     return f"edl-{expires}-{_proof(secret, cluster, expires)}"
 
@@ -165,22 +146,16 @@ def _proof(secret: str, cluster: str, expires: str) -> str:
 # ------------------------------------------------------------
 # Read the JSON in the body of a request, which may have any bytes: `decoded_json`.
 
-
 T = TypeVar("T")
 
 
 def decoded_json(body: bytes, kind: type[T]) -> T:
-    """Return the JSON value in `body`, which must be of type `kind`."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise UsageError(_wrong_byte(body) or str(error)) from None
-
-
-def _wrong_byte(body: bytes) -> str:
-    """Return a sentence with the first byte of `body` that is not UTF-8; empty if all are."""
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        return f"the byte 0x{body[error.start]:02x} is not UTF-8; send JSON in UTF-8"
-    return ""
+        try:
+            body.decode()
+        except UnicodeDecodeError as wrong:
+            why = f"the byte 0x{body[wrong.start]:02x} is not UTF-8; send JSON in UTF-8"
+            raise UsageError(why) from None
+        raise UsageError(str(error)) from None

@@ -59,7 +59,6 @@ from edl.step.batching import NAMES, Batching, batching
 # A custom size rule is a function of the user that chooses a job's number of workers. `CustomRule`
 # describes it, and `suggestion` checks its answers; nothing here calls it.
 
-
 _NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 
@@ -77,13 +76,11 @@ class CustomRule:
 
 
 def module_and_function(text: str) -> tuple[str, str] | None:
-    """Return the pair (module, function) that a text such as "module:function" names."""
     match = _NAME.fullmatch(text)
     return None if match is None else (match[1], match[2])
 
 
 def suggestion(answer: Any, rule: CustomRule) -> Suggestion:
-    """Return the `answer` of a custom size rule as a `Suggestion`, after checking it."""
     if not isinstance(answer, tuple) or len(answer) != 3:
         raise UsageError(
             f"{rule} returned {answer!r}; it must return (size, reason, state): a whole number, a "
@@ -106,9 +103,7 @@ def suggestion(answer: Any, rule: CustomRule) -> Suggestion:
 # ------------------------------------------------------------
 # Read the table [learning_rate] of a policy: a schedule by samples, and a scaling by batch.
 
-
 TABLE = "learning_rate"
-
 SCHEDULES: Mapping[str, type[Schedule]] = {
     "constant": Constant,
     "step": Step,
@@ -117,20 +112,16 @@ SCHEDULES: Mapping[str, type[Schedule]] = {
     "one-cycle": OneCycle,
     "knee": Knee,
 }
-
 OF_SCALING = ("scaling", "batch", "ramp")
 
 
 @dataclass(frozen=True)
 class LearningRate:
-    """The schedule and the scaling that a policy sets for a job's learning rate."""
-
     schedule: Schedule | None  # by trained samples; None: the rate of the script is the base
     scaling: Scaling | None  # by the global batch
 
 
 def learning_rate(given: Mapping[str, Any], lines: Lines) -> LearningRate:
-    """Return the schedule and scaling that the table [learning_rate] of a policy asks for."""
     if "schedule" not in given and "scaling" not in given:
         raise lines.error(
             "",
@@ -142,7 +133,6 @@ def learning_rate(given: Mapping[str, Any], lines: Lines) -> LearningRate:
 
 
 def _schedule(given: Mapping[str, Any], lines: Lines) -> Schedule | None:
-    """Return the schedule in the table [learning_rate], or None if the table names none."""
     own = {key: value for key, value in given.items() if key not in OF_SCALING}
     if "schedule" not in own:
         for key in own:
@@ -169,7 +159,6 @@ def _schedule(given: Mapping[str, Any], lines: Lines) -> Schedule | None:
 
 
 def _scaling(given: Mapping[str, Any], lines: Lines) -> Scaling | None:
-    """Return the scaling in the table [learning_rate], or None if the table names none."""
     own = {key: given[key] for key in OF_SCALING if key in given}
     if "scaling" not in own:
         for key in own:
@@ -198,13 +187,9 @@ def _made(kind: type[Any], values: Mapping[str, Any], key: str, lines: Lines) ->
 
 
 # ------------------------------------------------------------
-# Predict the throughput of a job with other numbers of workers, by the model of its step time.
-#
-# `ScalingModel` predicts. Its result is that of the step-time model, multiplied by the ratio of
-# measured to modelled throughput at the nearest measured size. So for a measured size and its batch
-# the result is the measurement. `step_time_samples` prepares measurements for fitting a step-time
-# model.
-
+# Predict the throughput of a job with other numbers of workers: the step-time model, multiplied by
+# the ratio of measured to modelled throughput at the nearest measured size. So for a measured size
+# and its batch the result is the measurement.
 
 ENOUGH_STEPS = 10  # for a measurement to count more than the model
 
@@ -257,18 +242,13 @@ RULES: Mapping[str, type[Any]] = {
     "goodput": Goodput,
     "votes": Votes,
 }
-
 TABLES = ("size", "batch", "learning_rate", "stragglers")
-
 COMMON = ("rule", "hold", "data_wait")  # keys that each rule may have
-
 HOLD_S = 1800.0
 
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """A parsed policy file, as `parse_policy` returns it."""
-
     text: str
     size: Rule | CustomRule | None = None  # None: only people change the number of workers
     hold_s: float = HOLD_S  # so long the rule does not change a number that a person asked for
@@ -279,7 +259,6 @@ class PolicyFile:
 
     @property
     def needs_noise(self) -> bool:
-        """Whether the size rule is `goodput`, which needs a measured gradient noise scale."""
         return isinstance(self.size, Goodput)
 
     @property
@@ -300,7 +279,15 @@ def parse_policy(text: str, source: str) -> PolicyFile:
     tables = _tables(text, source, lines)
     policy = PolicyFile(text)
     if "size" in tables:
-        policy = _with_size(policy, tables["size"], source, lines)
+        given = tables["size"]
+        policy = replace(policy, size=_size(given, source, lines))
+        if "hold" in given:
+            policy = replace(policy, hold_s=time_of(given["hold"], "size", "hold", lines))
+        if (part := given.get("data_wait")) is not None:
+            if not isinstance(part, (int, float)) or isinstance(part, bool) or not 0 < part <= 1:
+                what = "it must be a part, above 0 and up to 1"
+                raise lines.error("size", "data_wait", f"data_wait is {part!r}; {what}")
+            policy = replace(policy, data_wait=float(part))
     if "stragglers" in tables:
         given = tables["stragglers"]
         rule = made(Stragglers, given, "stragglers", "table stragglers", (), lines)
@@ -313,7 +300,6 @@ def parse_policy(text: str, source: str) -> PolicyFile:
 
 
 def _tables(text: str, source: str, lines: Lines) -> dict[str, dict[str, Any]]:
-    """Return the tables of a policy file by name, each with its keys and values as written."""
     try:
         tables = tomllib.loads(text)
     except ValueError as error:  # or Python's own, of an integer with thousands of digits
@@ -329,20 +315,7 @@ def _tables(text: str, source: str, lines: Lines) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def _with_size(
-    policy: PolicyFile, given: Mapping[str, Any], source: str, lines: Lines
-) -> PolicyFile:
-    """Return `policy` with what the table [size] sets: the rule, `hold` and `data_wait`."""
-    policy = replace(policy, size=_size(given, source, lines))
-    if "hold" in given:
-        policy = replace(policy, hold_s=time_of(given["hold"], "size", "hold", lines))
-    if "data_wait" in given:
-        policy = replace(policy, data_wait=_part(given["data_wait"], "data_wait", lines))
-    return policy
-
-
 def _batch(given: Mapping[str, Any], lines: Lines) -> Batching:
-    """Return the batching that the table [batch] asks for."""
     for key in given:
         if key not in NAMES:
             raise lines.error("batch", key, f"table [batch] has no {key!r}{near(key, NAMES)}")
@@ -358,7 +331,6 @@ def _batch(given: Mapping[str, Any], lines: Lines) -> Batching:
 
 
 def _size(given: Mapping[str, Any], source: str, lines: Lines) -> Rule | CustomRule:
-    """Return the object of the rule that the table [size] names, with its settings."""
     if "rule" not in given:
         raise UsageError(f"{source} names no rule; {RULE_NEEDED}")
     name = str(given["rule"])
@@ -380,7 +352,6 @@ RULE_NEEDED = f'write [size] and below it rule = "throughput", or one of {", ".j
 
 
 def check_sizes(policy: PolicyFile, sizes: Sizes, source: str) -> None:
-    """Raise an error if `policy` has a size rule but the job may have only one size."""
     if policy.size is None:
         return
     least = sizes.above(sizes.min_np)
@@ -401,16 +372,7 @@ def check_change(before: PolicyFile, after: PolicyFile, source: str) -> None:
         )
 
 
-def _part(value: Any, key: str, lines: Lines) -> float:
-    """Return the `value` of `key` in the table [size], a fraction above 0 and up to 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-        what = "it must be a part, above 0 and up to 1"
-        raise lines.error("size", key, f"{key} is {value!r}; {what}")
-    return float(value)
-
-
 def _check_cost(rule: Cost, given: Mapping[str, Any], lines: Lines) -> None:
-    """Raise an error if settings of rule `cost` are missing or exclude each other."""
     aims = [key for key in ("deadline", "max_cost", "utility") if key in given]
     if not aims:
         key, why = (

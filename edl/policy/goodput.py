@@ -44,13 +44,9 @@ from edl.text import verb, workers
 # batch from the part that does not. It is not tried where the allowed range ends so near that both
 # would count as one measured batch.
 
-
 CANDIDATES = 50  # in equal ratios, as in adaptdl
-
 LEAST_GAIN = 0.05  # of goodput: for less nothing is changed
-
 BEYOND = 2  # times the largest batch of a worker that was measured
-
 ENOUGH_STEPS = 10  # with a batch, to know what it trains
 
 
@@ -114,7 +110,6 @@ def _goodputs(now: Observation, size: int, batches: Sequence[int]) -> list[float
 
 
 def _candidates(now: Observation, batching: Batching, size: int) -> list[int]:
-    """Return the global batches, in samples and ascending, that are compared for `size` workers."""
     least, most = (max(size, one) for one in batching.batch_range)
     known = max([batching.of_all(now.np) * now.step_batches / now.np, *now.batches_seen])
     most = max(least, min(most, round(BEYOND * known * size / now.step_batches)))
@@ -141,9 +136,7 @@ def _candidates(now: Observation, batching: Batching, size: int) -> list[int]:
 # can have a deadline and a highest cost: then the rule chooses as few workers as meet the deadline,
 # within the highest cost.
 
-
 HOUR_S = 3600.0
-
 UNKNOWN_END = (
     "nobody knows how much is left to train: only edl's loaders tell, with the number of epochs"
 )
@@ -301,7 +294,6 @@ class Goodput:
         return sorted({*sizes, now.np})
 
     def _choice(self, now: Observation, table: Mapping[int, float]) -> tuple[int, str]:
-        """Return the number of workers to have, and why, given the goodput of each in `table`."""
         mine = table[now.np]
         best = max(table, key=lambda np: (table[np], -np))
         gain = table[best] / mine - 1.0 if mine > 0 else float("inf")

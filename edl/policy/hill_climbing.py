@@ -1,10 +1,10 @@
 """Find a size by trying: more workers while each change pays, fewer while it does not.
 
-:class:`HillClimbing` is the base of the rules ``throughput`` (:mod:`edl.policy.goodput`)
-and ``cost`` (:mod:`edl.policy.goodput`). The search is that of AutoScaling (Or, Zhang, Freedman,
-MLSys 2020; autoscaling/schedule_callback.py). More workers *pay* if they bring enough, by a measure
-that the rule chooses. The rule compares each measured size with the next larger measured one, from
-the smallest on:
+:class:`HillClimbing` is the base of the rules ``throughput`` and ``cost``
+(:mod:`edl.policy.goodput`). The search is that of AutoScaling (Or, Zhang, Freedman, MLSys 2020;
+autoscaling/schedule_callback.py). More workers *pay* if they bring enough, by a measure that the
+rule chooses. The rule compares each measured size with the next larger measured one, from the
+smallest on:
 
 1. While the larger size pays in every comparison, a size larger than all measured ones is tried. If
    none is allowed, the largest size is the answer.
@@ -13,16 +13,14 @@ the smallest on:
 3. Else the answer is the smaller size of the first comparison that does not pay, once its larger
    size was measured for ``staying_steps`` steps.
 
-Measurements age. When a size has been kept for ``settled_s``, the search begins again: larger sizes
-are measured anew as long as they pay, then the next smaller size. After each search a size is kept
-twice as long, up to :data:`LONGEST` (8) times ``settled_s``, because a search costs some changes of
-the ring, and measurements are noisy.
+Measurements age: when a size has been kept for ``settled_s``, the search begins again, with the
+larger sizes. After each search a size is kept twice as long, up to :data:`LONGEST` times
+``settled_s``, because a search costs some changes of the ring, and measurements are noisy.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -111,7 +109,12 @@ class HillClimbing:
     def _search(self, now: Observation) -> tuple[int, str, bool]:
         verdicts, known = self.table(now), sorted(now.seen)
         if not verdicts:
-            return self._first(now, known[0])
+            np = known[0]
+            another = self._above(now, np) or self._below(now, np)
+            if another is None:
+                return np, f"stays at {np}: the job may have no other number of workers", True
+            has = verb(np, "has", "have")
+            return another, f"tries {another}: only {np} {has} been measured", False
         failed = next((one for one in verdicts if not one.pays), None)
         if failed is None and (larger := self._above(now, known[-1])) is not None:
             return larger, f"tries {larger}: {verdicts[-1].why}", False
@@ -124,16 +127,7 @@ class HillClimbing:
             doing = "stays at" if now.np == known[-1] else "goes to"
             why = f"{doing} {known[-1]}, the most there may be: {verdicts[-1].why}"
             return known[-1], why, True
-        return self._settled(now, failed)
-
-    def _first(self, now: Observation, np: int) -> tuple[int, str, bool]:
-        another = self._above(now, np) or self._below(now, np)
-        if another is None:
-            return np, f"stays at {np}: the job may have no other number of workers", True
-        return another, f"tries {another}: only {np} {_have(np)} been measured", False
-
-    def _settled(self, now: Observation, failed: SizeComparison) -> tuple[int, str, bool]:
-        """Return the smaller size of `failed`, the first comparison that does not pay."""
+        # The smaller size of the first comparison that does not pay, once that is known well.
         steps = now.seen[failed.more].steps
         if steps < self.staying_steps and failed.more <= now.most:
             doing = "stays at" if now.np == failed.more else "goes to"
@@ -146,22 +140,16 @@ class HillClimbing:
         return failed.fewer, f"{doing} {failed.fewer}: {failed.why}", True
 
     def _above(self, now: Observation, np: int) -> int | None:
-        """Return the size to try above `np`; None if no larger size is allowed and has room."""
         larger = now.sizes.above(np + self.add)
         if larger is None or larger > now.most:
             larger = now.sizes.below(min(np + self.add, now.most))
         return larger if larger is not None and larger > np else None
 
     def _below(self, now: Observation, np: int) -> int | None:
-        """Return the size to try below `np`; None if no smaller size is allowed."""
         smaller = now.sizes.below(np - self.add)
         if smaller is None:
             smaller = now.sizes.above(now.least)
         return smaller if smaller is not None and smaller < np else None
-
-
-def _have(count: int) -> str:
-    return "has" if count == 1 else "have"
 
 
 # ------------------------------------------------------------
@@ -171,7 +159,6 @@ def _have(count: int) -> str:
 # interval, how many objects more or fewer its pool should have. Here the function that a script
 # gives to `on_interval` returns how many workers more or fewer there should be. The job changes its
 # size by the sum, the mean or the largest of these numbers.
-
 
 SUM, MEAN, MAX = "sum", "mean", "max"
 
@@ -193,7 +180,9 @@ class Votes:
         changed_s = state.get("changed_s")
         if changed_s is not None and now_s - changed_s < self.every_s:
             return Suggestion(now.np, f"stays at {now.np}: the last change was just now", state)
-        change = self._change(now.size_changes)
+        wishes = now.size_changes
+        change = max(wishes) if self.together == MAX else sum(wishes)
+        change = round(change / len(wishes)) if self.together == MEAN else change
         count = len(now.size_changes)
         wish = verb(count, "wishes", "wish")
         said = f"the {self.together} of what {counted(count, 'worker')} {wish} is "
@@ -202,9 +191,3 @@ class Votes:
             return Suggestion(now.np, f"stays at {now.np}: {said}0", notes)
         np = max(now.least, now.np + change)
         return Suggestion(np, f"goes to {np}: {said}{change:+d}", {"changed_s": now_s})
-
-    def _change(self, wishes: Sequence[int]) -> int:
-        if self.together == MAX:
-            return max(wishes)
-        total = sum(wishes)
-        return total if self.together == SUM else round(total / len(wishes))

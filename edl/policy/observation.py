@@ -20,15 +20,10 @@ from edl.step.noise import UNKNOWN, NoiseScale
 from edl.text import seconds
 
 KEPT_STEPS = 200  # that a throughput is the mean of: a job may become slower, or faster
-
 AGED_S = 600.0  # a measurement that is so much older than the next one of its size is dropped
-
 CHANGE_S = 1.0  # what a change costs until one was measured
-
 ALIKE = 1.25  # batches that differ by less are the same
-
 State = Mapping[str, Any]
-
 """The state that a rule keeps between decisions, as JSON: another leader may make the next one."""
 
 
@@ -143,20 +138,16 @@ class Rule(Protocol):
 
 
 class Lines:
-    """The lines of a policy file, by which error messages name the line of a key."""
-
     def __init__(self, text: str, source: str) -> None:
         self._source = source
         self._lines = text.splitlines()
 
     def error(self, table: str, key: str, sentence: str) -> UsageError:
-        """Return (not raise) an error that begins with the file's name and the line of `key`."""
         found = [number for within, number in self._numbers(key) if within in (table, "")]
         where = f"{self._source}, line {found[0]}" if found else self._source
         return UsageError(f"{where}: {sentence}")
 
     def _numbers(self, key: str) -> Iterator[tuple[str, int]]:
-        """Yield a pair (table, line number) for each line that begins with `key`, from the top."""
         pattern = re.compile(rf"\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*[\]=.]")
         table = ""
         for number, line in enumerate(self._lines, 1):
@@ -195,7 +186,6 @@ def _value(
     key: str,
     lines: Lines,
 ) -> Any:
-    """Return a setting's value as its field has it; times are in seconds."""
     if one.name == "utility":
         return _utility(value, lines)
     if one.name.endswith("_s"):
@@ -224,7 +214,6 @@ def _value(
 
 
 def time_of(value: Any, table: str, key: str, lines: Lines) -> float:
-    """Return the `value` of a key, a time such as "90s", in seconds."""
     found = None if isinstance(value, bool) else seconds(str(value))
     if not found or not is_number(found):
         what = 'it must be a time such as "90s", "15m" or "2h"'
@@ -249,13 +238,11 @@ def _utility(value: Any, lines: Lines) -> tuple[tuple[float, float], ...]:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether `value` is a finite float, or an integer that is not above all floats."""
     kinds = isinstance(value, (int, float)) and not isinstance(value, bool)
     return kinds and abs(value) <= sys.float_info.max
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """Return a clause for the end of a message about `word`, which is not a `known` word."""
     names = list(known)
     found = get_close_matches(word, names, n=1, cutoff=0.5)
     return f"; did you mean {found[0]}?" if found else f"; there are {', '.join(names)}"

@@ -79,7 +79,6 @@ class ScalingProfile(Record):
         return self if text == self.text else replace(self, text=text, state={})
 
     def for_batching(self, batching: Batching, step_batches: int) -> ScalingProfile:
-        """Return the profile for a job whose batches have the sizes `batching`."""
         # `step_batches` is not compared: it is 1 until the first step of a start is complete. A
         # global batch that the job has chosen may differ, too.
         own = self.batching
@@ -105,7 +104,6 @@ class ScalingProfile(Record):
         return max(0.0, policy.hold_s - passed_s)
 
     def with_curve(self, curve: Curve) -> ScalingProfile:
-        """Return the profile with the sizes that only `edl profile` has measured, in `curve`."""
         learned, known = self, {np for np, _ in self.seen}
         for point in curve.points:
             if point.unit == SAMPLES and point.np not in known:
@@ -157,7 +155,6 @@ class ScalingProfile(Record):
         )
 
     def _with_change(self, before: ProgressSample, now: ProgressSample) -> ScalingProfile:
-        """Return the profile with the seconds that a change of the number of workers has cost."""
         # The time must not hold an evaluation between epochs, or a ring in between, which may have
         # paused because it was below `min_np`.
         if before.epoch != now.epoch or now.generation != before.generation + 1:
@@ -173,7 +170,6 @@ class ScalingProfile(Record):
 
     @property
     def _batches_seen(self) -> tuple[float, ...]:
-        """The measured batches, each in samples of one worker in a step, in ascending order."""
         found: list[SizeMeasurement] = []
         for _, one in self.by_batch:
             if one.batch > 0 and not any(alike(one.batch, other.batch) for other in found):
@@ -182,7 +178,6 @@ class ScalingProfile(Record):
 
     @property
     def all_seen(self) -> dict[tuple[int, int], SizeMeasurement]:
-        """All measurements in `by_batch`, by (number of workers, index in `by_batch`)."""
         return {(np, at): one for at, (np, one) in enumerate(self.by_batch)}
 
     def _with(self, np: int, more: SizeMeasurement) -> ScalingProfile:

@@ -43,8 +43,6 @@ class StepTimeSample:
 
 @dataclass(frozen=True)
 class StepTime(Record):
-    """The parameters of the model of a step's time."""
-
     compute_s: float = TINY  # alpha_c, which does not depend on the batch
     each_sample_s: float = TINY  # beta_c
     reduce_s: float = TINY  # alpha_r, between two workers on one host

@@ -50,23 +50,14 @@ from edl.policy.step_time_formula import (
 )
 
 MOST_OVERLAP = 10.0  # the largest gamma that is fitted, as in the artifact
-
 FIRST_OVERLAP = 1.5  # the gamma that a fit starts from
-
 OVERLAP_PENALTY = 1e-3  # of (gamma - 1)^2
-
 GROWTH_PENALTY = 1e-2  # of (beta_r / alpha_r)^2 and of (beta_n / alpha_n)^2
-
 LEAST_REDUCE = 0.01  # the least part of a step that a fit starts with for the reduction
-
 GUESSED_REDUCE = 0.1  # the same for each of its parameters, where no compute time was measured
-
 REWEIGHTINGS = 5  # the most rounds of reweighted least squares for the RMSLE
-
 CLOSE = 1e-3  # a reweighting that changes each logarithm of a parameter by less is the last one
-
 BOUND = 20.0  # of a parameter's logarithm
-
 LEAST_ERROR = 1e-4  # the least RMSLE that is divided by: that of an exact fit is 0
 
 
@@ -167,14 +158,12 @@ class Objective:
         self._weights = [self._weight(errors) for errors in self._differences(self.values(inner))]
 
     def errors(self, inner: Vector) -> Vector:
-        """Return the vector whose sum of squares is minimised, for the parameters `inner`."""
         values = self.values(inner)
         compute, step = self._differences(values)
         weighted = self._weights[0] * compute, self._weights[1] * step
         return np.concatenate([*weighted, fit_penalties(values, self._free)])
 
     def derivatives(self, inner: Vector) -> Vector:
-        """Return the matrix of the derivatives of each error (row) by each parameter (column)."""
         values = self.values(inner)
         compute, reduce = _floored_parts(values, self.setups)
         batch, near, far, more = self.setups
@@ -204,7 +193,6 @@ class Objective:
         return np.asarray(rows[:, self._free])
 
     def _weight(self, errors: Vector) -> float:
-        """Return the factor by which `errors` are multiplied before they are squared."""
         if not len(errors):
             return 0.0
         if self._loss is Loss.MSLE:
@@ -213,7 +201,6 @@ class Objective:
         return math.sqrt(0.5 / max(root, LEAST_ERROR) / len(errors))
 
     def _differences(self, values: Vector) -> tuple[Vector, Vector]:
-        """Return the errors of the logarithms of the compute times and of the step times."""
         compute, reduce = _floored_parts(values, self.setups)
         longest, powers = overlapped(compute, reduce, values[GAMMA])
         log_step = np.log(longest) + np.log(powers) / values[GAMMA]
@@ -224,7 +211,6 @@ class Objective:
 def _free(
     setups: Setups, workers: Vector, has_compute: npt.NDArray[np.bool_], separable: bool
 ) -> npt.NDArray[np.bool_]:
-    """Return which of the seven parameters are fitted, as a mask in the order of `StepTime`."""
     near, far = setups.near > 0, setups.far > 0
     reduces = bool(near.any() or far.any())
     if not separable:
@@ -250,7 +236,6 @@ def _first(
     free: npt.NDArray[np.bool_],
     constant_share: float,
 ) -> Vector:
-    """Return the seven parameters that a search starts from."""
     if compute_s is None:
         shortest_s = float(np.min(step_s))
         constant_s, sample_s = shortest_s, shortest_s / float(np.max(setups.batch))
@@ -301,16 +286,12 @@ def fit_penalties(values: Vector, free: npt.NDArray[np.bool_]) -> Vector:
 # rules of the search are those of `fit` with its default options, and so are the results, up to
 # rounding.
 
-
 Number = TypeVar("Number", np.float64, np.bool_)
-
 WIDTH = 4  # jobs with up to 4 times as many measurements as others are searched beside these
-
 PARAMETERS = GAMMA + 1
 
 
 def fit_all(many: Sequence[Sequence[StepTimeSample]]) -> list[StepTime]:
-    """Return, for the measured steps of each job, the model that fits them best."""
     if not all(many):
         raise ValueError("nothing was measured")
     if any(one.compute_s is not None for measured in many for one in measured):
@@ -336,14 +317,11 @@ class _Steps(NamedTuple):
     weight: Vector  # the root of 1 / the number of the job's steps
 
     def of(self, jobs: npt.NDArray[np.int64]) -> _Steps:
-        """Return the steps of some of the jobs, by their indices."""
         setups = Setups(*(part[jobs] for part in self.setups))
         return _Steps(setups, self.log_s[jobs], self.weight[jobs])
 
 
 class _Fits:
-    """The search for the parameters of several jobs at once."""
-
     def __init__(self, many: Sequence[Sequence[StepTimeSample]]) -> None:
         ordered = [
             sorted(one, key=lambda step: (step.workers, step.hosts, step.batch, step.step_s))
@@ -398,7 +376,6 @@ class _Fits:
         return self._values(found, np.arange(len(found)))
 
     def _start(self) -> Vector:
-        """Return what a search varies, at its start: logarithms, and the logit of gamma's place."""
         inner = np.log(np.maximum(self._first, TINY))
         place = (self._first[:, GAMMA] - 1.0) / (MOST_OVERLAP - 1.0)
         fitted = self._free[:, GAMMA]
@@ -407,14 +384,12 @@ class _Fits:
         return inner
 
     def _values(self, inner: Vector, jobs: npt.NDArray[np.int64]) -> Vector:
-        """Return the parameters of `jobs` for `inner`, what the search varies, a row a job."""
         bounded = np.clip(inner, -BOUND, BOUND)
         values = np.maximum(np.exp(bounded), TINY)
         values[:, GAMMA] = 1.0 + (MOST_OVERLAP - 1.0) / (1.0 + np.exp(-bounded[:, GAMMA]))
         return np.where(self._free[jobs], values, self._first[jobs])
 
     def _errors(self, inner: Vector, jobs: npt.NDArray[np.int64]) -> Vector:
-        """Return the weighted errors of the logarithms of the times, and the penalties, by job."""
         steps, values = self._steps.of(jobs), _columns(self._values(inner, jobs))
         compute, reduce = _floored_parts(values, steps.setups)
         longest, powers = overlapped(compute, reduce, values[GAMMA])
@@ -423,7 +398,6 @@ class _Fits:
         return np.concatenate([steps.weight * (log_s - steps.log_s), penalties], axis=1)
 
     def _derivatives(self, inner: Vector, jobs: npt.NDArray[np.int64]) -> Vector:
-        """Return, for each job, the derivatives of each error (row) by each parameter (column)."""
         steps, values = self._steps.of(jobs), _columns(self._values(inner, jobs))
         compute, reduce = _floored_parts(values, steps.setups)
         batch, near, far, more = steps.setups

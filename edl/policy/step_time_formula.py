@@ -14,13 +14,9 @@ import numpy.typing as npt
 # ------------------------------------------------------------
 # Minimise a sum of squares with the method of Levenberg and Marquardt: `least_squares`.
 
-
 Vector = npt.NDArray[np.float64]
-
 FIRST_DAMPING = 1e-2
-
 LEAST_DAMPING = 1e-12
-
 MOST_DAMPING = 1e12  # at this damping a step is too short to change anything
 
 

@@ -47,8 +47,6 @@ class StragglerCause(StrEnum):
 
 @dataclass(frozen=True)
 class Times(Record):
-    """The mean times of one worker over its last steps, each for one step."""
-
     worker: int
     host: str
     samples: float
@@ -59,14 +57,11 @@ class Times(Record):
 
     @property
     def own_s(self) -> float:
-        """The seconds of a step that the worker computes, or waits for its batch."""
         return self.compute_s + self.data_s
 
 
 @dataclass(frozen=True)
 class StragglerReport:
-    """A finding about slow workers."""
-
     workers: tuple[int, ...]  # empty: the network slows all workers alike
     host: str  # if these are all workers of one host; else empty
     at: StragglerCause
@@ -139,7 +134,6 @@ class Stragglers:
     def _findings(
         self, times: Sequence[Times], slow: Sequence[Times], notes: Mapping[str, Any]
     ) -> list[StragglerReport]:
-        """Return one finding for each slow worker, or for each host whose workers are all slow."""
         by_host: dict[tuple[str, StragglerCause], list[int]] = defaultdict(list)
         for one in slow:
             by_host[one.host, _at(one, times)].append(one.worker)
@@ -161,7 +155,6 @@ def data_part(times: Sequence[Times]) -> float:
 
 
 def slowest(times: Sequence[Times]) -> tuple[Times, ...]:
-    """Return the times of those who need longest for computing and data, the longest first."""
     return tuple(sorted(times, key=lambda one: -one.own_s)[:SHOWN])
 
 
@@ -179,7 +172,6 @@ def _rate(one: Times) -> float:
 
 
 def _at(one: Times, times: Sequence[Times]) -> StragglerCause:
-    """Return what makes a worker slow: waiting for its data, or computing."""
     # By the excess over the median for as many samples: a smaller batch is loaded and computed
     # sooner.
     usual = median(other.data_s / max(1.0, other.samples) for other in times)

@@ -52,7 +52,6 @@ from edl.ring.ring import CollectiveFailed, Collectives, Ring
 # A socket is identified by its inode, which is not used again while the socket is open. So a file
 # descriptor that was closed and given to another file meanwhile is never touched.
 
-
 _TIMEVAL = struct.Struct("@ll")
 
 
@@ -68,7 +67,6 @@ class SocketRecord:
 
     @property
     def of_ring(self) -> bool:
-        """Whether the socket is a connection that Gloo has made."""
         return self.reuses_address and self.receive_timeout
 
 
@@ -99,7 +97,6 @@ class RingSockets:
             )
 
     def forget(self) -> None:
-        """Forget the recorded sockets without cutting them, because their ring was closed."""
         with self._lock:
             self._before, self._ring = None, frozenset()
 
@@ -128,7 +125,6 @@ class RingSockets:
 
 
 def open_sockets() -> dict[int, SocketRecord]:
-    """Return the properties of every TCP socket of this process, by the socket's inode."""
     found: dict[int, SocketRecord] = {}
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)
@@ -148,7 +144,6 @@ def open_sockets() -> dict[int, SocketRecord]:
 
 
 def _going_to(port: int) -> frozenset[int]:
-    """Return the inodes of all TCP sockets of this network namespace that go to `port`."""
     found = set()
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         try:
@@ -164,7 +159,6 @@ def _going_to(port: int) -> frozenset[int]:
 
 
 def _look(one: socket.socket, descriptor: int) -> SocketRecord:
-    """Return port, state and options of the socket `one`, whose descriptor is `descriptor`."""
     timeout = one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.size)
     return SocketRecord(
         descriptor,
@@ -176,7 +170,6 @@ def _look(one: socket.socket, descriptor: int) -> SocketRecord:
 
 
 def _shut(descriptor: int, inode: int) -> bool:
-    """Cut the TCP connection of a socket with `shutdown()`; the descriptor stays open."""
     try:
         one = _duplicate(descriptor, inode)
         if one is None:
@@ -189,7 +182,6 @@ def _shut(descriptor: int, inode: int) -> bool:
 
 
 def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
-    """Return a duplicate of a socket, which the caller has to close."""
     copy = os.dup(descriptor)
     try:
         # No other thread can close or reuse the copy.
@@ -204,13 +196,9 @@ def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
 
 
 GO = "edl/go"  # key in a generation's rendezvous scope: its old members are switching now
-
 GO_SLICE_S = 2.0  # how long a newcomer waits for it before it looks for a newer generation
-
 LIBRARIES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")  # MPI, oneCCL or Gloo
-
 FILES = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")  # rank 0 of each ring writes its own
-
 NO_FILE_YET = "DYNAMIC"  # a timeline that waits for hvd.start_timeline()
 
 
@@ -225,7 +213,6 @@ class Binding(Collectives, Protocol):
 
 
 def gloo_ring(binding: Binding, address: str, go_timeout_s: float = 10.0) -> Ring:
-    """Return a new Ring object that communicates by Horovod over Gloo; it is not connected yet."""
     refuse_other_libraries(config.environment())
     return Ring(binding, GlooConnection(binding, address, go_timeout_s))
 
@@ -240,7 +227,6 @@ class GlooConnection:
         self._go_timeout_s = go_timeout_s
 
     def open(self, where: WorkerTopology, generation: Generation | None) -> None:
-        """Build the ring of `generation`, after the former one was closed, with `hvd.init()`."""
         rendezvous: dict[str, str] = {}
         store_port, user = 0, config.environment()
         if generation is not None and where.size > 1:
@@ -284,7 +270,6 @@ class GlooConnection:
         config.set_environment({"HOROVOD_ELASTIC": "1"})
 
     def close(self) -> None:
-        """Leave the ring with `hvd.shutdown()`, which ends it for all members."""
         self._binding.shutdown()
         self._sockets.forget()
 
@@ -293,7 +278,6 @@ class GlooConnection:
         self._sockets.shut()
 
     def announce_switch(self, generation: Generation) -> None:
-        """Tell the newcomers of `generation` that its old members begin to build its ring."""
         root = generation.members[0]
         path = client.rendezvous_path(root.port, generation.scope, GO)
         try:
@@ -302,7 +286,6 @@ class GlooConnection:
             raise RendezvousFailed(generation.number, f"w{root.id} is gone: {error}") from error
 
     def wait_for_announcement(self, generation: Generation) -> bool:
-        """Wait up to 2 s for the old members to begin to build the ring of `generation`."""
         root = generation.members[0]
         path = client.rendezvous_path(root.port, generation.scope, GO)
         try:
@@ -330,7 +313,6 @@ def files_of_ring(user: Mapping[str, str], generation: int | None) -> dict[str, 
 
 
 def refuse_other_libraries(user: Mapping[str, str]) -> None:
-    """Raise ConfigError if the user's settings let Horovod use another library than Gloo."""
     for name in LIBRARIES:
         library = user.get(name, "")
         if library.lower() not in ("", "gloo"):

@@ -22,7 +22,7 @@ and after each contribution, and with the result: there a test delays, kills, cu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -37,7 +37,6 @@ from edl.records import Generation
 from edl.ring.ring import CollectiveFailed, Ring
 
 Array = npt.NDArray[Any]
-
 GLOO_TIMEOUT_S = 30.0  # as Gloo's own (HOROVOD_GLOO_TIMEOUT_SECONDS)
 GO_SLICE_S = 2.0  # as edl.ring.gloo
 INIT = "init"  # the name of the rendezvous and the connections, for `disturb`
@@ -48,8 +47,6 @@ class Killed(BaseException):
 
 
 class Phase(Enum):
-    """How far a member is in a collective."""
-
     BEFORE = "before"  # it has contributed nothing
     CONTRIBUTED = "contributed"  # it waits for the others
     DONE = "done"  # it has its result
@@ -66,8 +63,6 @@ class CollectivePoint(NamedTuple):
 
 @dataclass
 class _Operation:
-    """One collective of a ring."""
-
     name: str  # the same on all members
     kind: str  # "allgather", "broadcast", "average", "sum" or "max"
     # rank -> its data, and what must be equal on all (kind, then dtype and shape, or the root)
@@ -150,7 +145,6 @@ class LoopbackNetwork:
         self._gone_to: set[int] = set()  # generations whose old members are switching
 
     def ring(self, worker: int) -> Ring:
-        """Return a new Ring, not connected yet, for the thread of the worker of id `worker`."""
         member = self.member(worker)
         return Ring(member, member)
 
@@ -163,7 +157,6 @@ class LoopbackNetwork:
     # --- what happens to members, and to the daemons that keep a rendezvous
 
     def lose(self, worker: int) -> None:
-        """Simulate the death of the worker with the id `worker`, for good."""
         with self.changed:
             self.lost.add(worker)
             if worker in self._members:
@@ -178,13 +171,11 @@ class LoopbackNetwork:
         self.frozen.add(worker)
 
     def thaw(self, worker: int) -> None:
-        """End the simulated hang of worker id `worker` that `freeze` began, if any."""
         with self.changed:
             self.frozen.discard(worker)
             self.changed.notify_all()
 
     def serve(self, keeper: int, generation: int) -> None:
-        """Let one worker's daemon serve the rendezvous of a generation."""
         with self.changed:
             self._served[keeper] = max(generation, self._served.get(keeper, 0))
             for number, room in self._rooms.items():
@@ -193,7 +184,6 @@ class LoopbackNetwork:
             self.changed.notify_all()
 
     def abort(self, keeper: int, generation: Generation) -> None:
-        """Abort the rendezvous of `generation` if the daemon of worker `keeper` serves it."""
         with self.changed:
             room = self._room_of(generation)
             if room.keeper == keeper:
@@ -222,7 +212,6 @@ class LoopbackNetwork:
         return self._rooms.setdefault(generation.number, room)
 
     def announce_switch(self, worker: int, generation: Generation) -> None:
-        """Announce that the old members of `generation`, `worker` among them, build its ring."""
         keeper = generation.members[0].id
         if keeper in self.lost or (keeper in self.frozen and keeper != worker):
             raise RendezvousFailed(generation.number, f"w{keeper} does not answer")
@@ -265,7 +254,6 @@ class LoopbackMember:
     # --- the connection
 
     def open(self, where: WorkerTopology, generation: Generation | None) -> None:
-        """Connect to the other members of `generation`, with the rank in `where`."""
         network = self._network
         self._rank, self._wire, self._cut = where.rank, None, False
         self._generation = generation.number if generation is not None else 0
@@ -282,7 +270,14 @@ class LoopbackMember:
                     lambda: self._cut or bool(room.aborted) or room.wire is not None,
                     network.timeout_s,
                 )
-                self._wire = self._connected(room)
+                wire = room.wire
+                if self._cut or wire is None:
+                    why = "this worker has cut it" if self._cut else room.aborted
+                    why = why or "not all members have come in time"
+                    raise CollectiveFailed(f"no rendezvous: {why}")
+                if wire.broken and network.choose(2):
+                    raise CollectiveFailed(f"connect: {wire.broken}")
+                self._wire = wire
         except BaseException:
             with network.changed:
                 self.let_go(f"w{self._worker} has left the rendezvous")
@@ -291,18 +286,7 @@ class LoopbackMember:
             self._room = None
         self._reach(INIT, Phase.DONE)
 
-    def _connected(self, room: _Room) -> _Wire:
-        """Return the connections that the rendezvous `room` has made."""
-        wire = room.wire
-        if self._cut or wire is None:
-            why = "this worker has cut it" if self._cut else room.aborted
-            raise CollectiveFailed(f"no rendezvous: {why or 'not all members have come in time'}")
-        if wire.broken and self._network.choose(2):
-            raise CollectiveFailed(f"connect: {wire.broken}")
-        return wire
-
     def close(self) -> None:
-        """Leave the ring in order, and so end it; wait up to `timeout_s` for a frozen member."""
         network, wire = self._network, self._wire
         self._check_alive()
         if wire is None:
@@ -317,7 +301,6 @@ class LoopbackMember:
         self._wire = None
 
     def cut(self) -> None:
-        """Break this member's ring, or leave the rendezvous in which it waits; from any thread."""
         with self._network.changed:
             self.let_go(f"w{self._worker} has cut its connections")
             self._network.changed.notify_all()
@@ -338,7 +321,6 @@ class LoopbackMember:
         self._network.changed.notify_all()
 
     def announce_switch(self, generation: Generation) -> None:
-        """Announce that the old members of `generation` begin to build its ring."""
         self._check_alive()
         self._network.announce_switch(self._worker, generation)
 
@@ -350,25 +332,20 @@ class LoopbackMember:
     # --- collectives
 
     def allgather_start(self, row: Array, name: str, same_shape: bool = False) -> Any:
-        """Contribute a copy of `row` (1 or more rows) to the allgather `name`; return a handle."""
         return self._start("allgather", name, row, row.dtype, row.shape[1:])
 
     def allgather_finish(self, handle: Any) -> Array:
-        """Wait for the allgather of `handle`, and return the rows of all members in rank order."""
         rows: Array = self._finish(handle)
         return rows
 
     def broadcast_bytes(self, payload: bytes, root: int, name: str) -> bytes:
-        """Return the `payload` of rank `root`; those of the other members are ignored."""
         data = np.frombuffer(payload, dtype=np.uint8)
         return bytes(self._finish(self._start("broadcast", name, data, root)).tobytes())
 
     def average_start(self, array: Array, name: str, kind: str = "average") -> Any:
-        """Contribute `array` to the average (or "sum", "max") `name`; return its handle."""
         return self._start(kind, name, array, array.dtype, array.shape)
 
     def average_finish(self, handle: Any) -> Array:
-        """Wait for the collective of `handle`, and return the mean of all members' arrays."""
         average: Array = self._finish(handle)
         return average
 
@@ -432,9 +409,8 @@ class LoopbackMember:
 
 
 def _carry_out(operation: _Operation) -> None:
-    """Compute and store the result of `operation`, to which all members have contributed."""
     data = [operation.contributions[rank] for rank in sorted(operation.contributions)]
-    forms = _differing(form for _, form in data)
+    forms = sorted({repr(form) for _, form in data})
     if len(forms) > 1:
         operation.refusal = f"{operation.name}: Mismatched collectives: {' and '.join(forms)}"
     elif operation.kind == "allgather":
@@ -449,7 +425,3 @@ def _carry_out(operation: _Operation) -> None:
         total = np.sum([array for array, _ in data], axis=0)
         operation.result = total / len(data) if operation.kind == "average" else total
     operation.contributions.clear()
-
-
-def _differing(forms: Iterable[tuple[object, ...]]) -> list[str]:
-    return sorted({repr(form) for form in forms})

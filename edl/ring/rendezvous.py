@@ -60,16 +60,11 @@ logger = logging.getLogger(__name__)
 #   `rank` itself is empty.
 #
 # An answer is the length of each of its `size` entries (32 bits, the high byte first), then the
-# entries: for addresses 4 + 136 bytes a member. This module only computes; `rendezvous` calls
-# `question` for each key that is asked for, waits for the values, and calls `answer`.
-
+# entries: for addresses 4 + 136 bytes a member.
 
 MOST_MEMBERS = 1024
-
 ADDRESS_BYTES = 136  # of Gloo's Address: a sockaddr_storage and a sequence number
-
 MESH_BYTES = MOST_MEMBERS * (MOST_MEMBERS - 1) * ADDRESS_BYTES  # of all values of a mesh, 142 MB
-
 _QUESTION = re.compile(r"(.+)/(?:edl-hosts/([0-9]{1,9})|edl-addresses/([0-9]{1,9})/([0-9]{1,9}))")
 
 
@@ -83,7 +78,6 @@ class MeshRequest:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys in the store whose values the answer needs, one for each rank, in rank order."""
         return _keys(f"{self.scope}/{'rank_' if self.rank < 0 else ''}", self.size)
 
     def answer(self, values: Sequence[bytes]) -> bytes:
@@ -126,20 +120,14 @@ def _keys(start: str, size: int) -> tuple[str, ...]:
 
 
 OK, NOT_FOUND, NO_MESH, GONE, TOO_LARGE, UNAVAILABLE = 200, 404, 409, 410, 413, 503
-
 HOLD_S = 20.0  # then 404, which makes the client ask again; below Gloo's own time-out of 30 s
 # A member's values of one mesh are deleted when all have connected; those of the next may come
 # before. All but the global mesh are smaller, and the names of hosts are small beside them.
 SCOPE_BYTES = 2 * MESH_BYTES
-
 BULK = "HOROVOD_EDL_BULK_RENDEZVOUS"  # names the store that answers in bulk, to our patched client
-
 EARLY = 1024  # requests held for a generation that this daemon does not know yet
-
 Answered = TypeVar("Answered")
-
 _PATH = re.compile(r"/([^/:]+):\d+/(.+)")
-
 _SCOPE = re.compile(r"g([0-9]{1,15})-[0-9a-f]+")
 
 
@@ -149,7 +137,6 @@ def new_scope(generation: int) -> str:
 
 
 def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str, str]:
-    """Return the environment variables, name to value, by which `hvd.init()` finds the store."""
     store = f"{seat_address}:{port}/{scope}"
     return {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": store,
@@ -160,16 +147,12 @@ def rendezvous_environment(seat_address: str, port: int, scope: str) -> dict[str
 
 @dataclass
 class _Gathering:
-    """The requests that wait until each key of one set of keys is stored."""
-
     missing: set[str]  # keys that are not stored yet
     held: set[asyncio.Future[None]] = field(default_factory=set)  # released at a close, too
 
 
 @dataclass
 class _Scope:
-    """The content of an open scope, and the requests that wait for it."""
-
     values: dict[str, bytes] = field(default_factory=dict)  # by key
     size: int = 0  # bytes of all values
     # by key, the requests that wait for this key alone; None: the scope was closed
@@ -197,7 +180,7 @@ class RendezvousStore:
         self.close(self._scope)
         self._newest, self._scope, self._room = number, scope, _Scope()
         self._refused.clear()
-        self._look_again()
+        _answer_all(self._early, None)
 
     async def put(self, scope: str, key: str, value: bytes) -> int:
         """Store `value` under `key`, replacing an older one, and answer requests for the key."""
@@ -239,7 +222,6 @@ class RendezvousStore:
         return (GONE, b"") if value is None else (OK, value)
 
     def delete(self, scope: str, key: str) -> int:
-        """Delete `key` from `scope`, without waiting."""
         room = self._find(scope)
         if isinstance(room, int):
             return room
@@ -259,14 +241,12 @@ class RendezvousStore:
             _answer_all(gathering.held, None)
 
     def close_all(self) -> None:
-        """Close the open scope for good: requests for any scope are answered with 410."""
         self.close(self._scope)
         self._newest, self._scope = sys.maxsize, ""
-        self._look_again()
+        _answer_all(self._early, None)
 
     @property
     def held(self) -> int:
-        """The number of requests that wait now, for keys or for a generation to be announced."""
         room = self._room or _Scope()
         gathering = sum(len(each.held) for each in room.gatherings.values())
         return len(self._early) + gathering + sum(map(len, room.held.values()))
@@ -283,7 +263,6 @@ class RendezvousStore:
         return self._room
 
     async def _enter(self, scope: str) -> _Scope | int:
-        """Wait, without a time limit, until the generation of `scope` is announced."""
         while (room := self._find(scope)) is None:
             if len(self._early) >= EARLY:
                 return UNAVAILABLE
@@ -295,11 +274,7 @@ class RendezvousStore:
                 self._early.discard(future)
         return room
 
-    def _look_again(self) -> None:
-        _answer_all(self._early, None)
-
     async def _ask_mesh(self, room: _Scope, asked: MeshRequest) -> tuple[int, bytes]:
-        """Wait until all members have stored the values for a mesh request; return the answer."""
         await _gather(room, asked.keys)
         async with self._turn:
             await asyncio.sleep(0)  # 1,024 answers at once would block the loop
@@ -313,14 +288,12 @@ class RendezvousStore:
 
 
 def _answer_all(futures: Iterable[asyncio.Future[Answered]], value: Answered) -> None:
-    """Set `value` as the result of each of `futures` that is not done yet; leave the others."""
     for future in futures:
         if not future.done():
             future.set_result(value)
 
 
 async def _gather(room: _Scope, keys: tuple[str, ...]) -> None:
-    """Wait until each of `keys` is stored in the scope `room`, or until this scope is closed."""
     gathering = room.gatherings.get(keys)
     if gathering is None:
         missing = set(keys) - room.values.keys()
@@ -338,7 +311,6 @@ async def _gather(room: _Scope, keys: tuple[str, ...]) -> None:
 
 
 async def _arrival(room: _Scope, key: str) -> bytes | None:
-    """Wait until `key`, not stored yet, is stored; return its value (None: scope closed)."""
     future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
     room.held.setdefault(key, set()).add(future)
     try:
@@ -371,15 +343,12 @@ class RendezvousServer(DaemonServer):
         self.store = store or RendezvousStore()
 
     def announce(self, scope: str) -> None:
-        """Let the event loop soon serve `scope` and close an earlier one; from any thread."""
         self.in_loop(lambda: self.store.announce(scope))
 
     def close_scope(self, scope: str) -> None:
-        """Let the event loop soon close `scope`, if it is the open one; from any thread."""
         self.in_loop(lambda: self.store.close(scope))
 
     async def answer_other(self, request: HttpRequest) -> Response:
-        """Answer a request for `/<scope>:<port>/<key>` from the store; 404 to any other path."""
         match = _PATH.fullmatch(request.path)
         if match is None:
             return Response(404)
@@ -393,5 +362,4 @@ class RendezvousServer(DaemonServer):
         return Response(405)
 
     def let_go(self) -> None:
-        """Close the rendezvous store for good, so that waiting requests are answered with 410."""
         self.store.close_all()

@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 # carries the messages of all workers, and a short message is not padded to the longest one. The
 # sender calls `pack_frame`, and each receiver calls `unpack` on the gathered vector.
 
-
 WORD_BYTES = 8  # the size of an integer in a Table
 
 
@@ -213,7 +212,6 @@ class Ring:
             raise RingBroken(self.generation, str(error)) from error
 
     def _open(self, where: WorkerTopology, generation: Generation | None) -> None:
-        """Connect to the members of `generation`; then set generation, place and is_open."""
         number, started = generation.number if generation is not None else 0, time.monotonic()
         try:
             self._connection.open(where, generation)

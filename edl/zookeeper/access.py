@@ -1,12 +1,9 @@
 """Define who may read and write the nodes of a job or cluster: a session that knows its secret.
 
-This uses ZooKeeper's digest scheme: a session proves an identity, ``user:password``, and an ACL on
-each node names the identities that may read or change the node. An identity here (:class:`Access`)
-belongs to one job or one cluster, so a session may have several, and the secret of one job does not
-open another job. :meth:`edl.zookeeper.session.Session.identify` proves identities.
-
-No ACL covers ZooKeeper's ``exists``: a session that guesses the name of a node can find out that
-the node exists, how long its value is and when it was changed.
+This is ZooKeeper's digest scheme: a session proves identities, ``user:password``, and an ACL on
+each node names those that may read or change it. An identity (:class:`Access`) belongs to one job
+or cluster, so the secret of one job does not open another. No ACL covers ``exists``: who guesses
+the name of a node learns that it exists, how long its value is and when it was changed.
 """
 
 from __future__ import annotations
@@ -25,12 +22,10 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE, Permissions, make_acl, make_dig
 from edl.secret_file import derived
 
 OPEN = OPEN_ACL_UNSAFE
-
 SHARED = [
     # No WRITE and no ADMIN: nobody can shut all others out by changing this ACL.
     make_acl("world", "anyone", read=True, create=True, delete=True)
 ]
-
 """Of the node above all jobs: anybody may list the jobs and add one. A job in it can only be
 removed when it is empty, which only those who know its secret can bring about."""
 
@@ -44,12 +39,10 @@ class Access:
 
     @cached_property
     def credential(self) -> str:
-        """The text `user:password` with which kazoo proves the identity; the user is `job`."""
         return f"{self.job}:{self._password}"
 
     @cached_property
     def acl(self) -> list[ACL]:
-        """The ACL for every node of the job: all rights for this identity, none for others."""
         return [make_digest_acl(self.job, self._password, all=True)]
 
     def opens(self, acl: list[ACL]) -> bool:
@@ -65,33 +58,23 @@ class Access:
 # ------------------------------------------------------------
 # Keep the secrets of jobs and clusters on this machine, in files that only this user can read.
 #
-# `edl run` calls three functions: `new_secret` makes the secret of a job; `announce` stores it
-# among the secrets of the job's name, before the job is created with it; `keep` makes it the
-# current secret of that name, once the job exists. Other commands of the same user find it here
-# (`candidates`). Two files under the state directory of edl hold the secrets:
+# `edl run` announces the secret of a job before the job is created with it, and keeps it once the
+# job exists. Two files under the state directory hold the secrets of `jobs/<job>`, and in the same
+# way those of `clusters/<cluster>`:
 #
-# - `jobs/<job>/secret`: the secret of the newest job of that name that was started or joined here;
-# - `jobs/<job>/secrets`: the newest 64 secrets of that name, that one included, the newest last. A
-#   job of the same name may live in another ZooKeeper, and only a process that has the secret of an
-#   ended job can replace it.
-#
-# Those of clusters are kept in the same way, in `clusters/<cluster>`. The functions take
-# `of=CLUSTERS` for them.
+# - `secret`: that of the newest job of that name that was started or joined here;
+# - `secrets`: the newest 64 of that name, the newest last. A job of the same name may live in
+#   another ZooKeeper, and only a process that has the secret of an ended job can replace it.
 #
 # A worker gets the secret as EDL_SECRET in its environment; it is never on a command line.
 
-
 JOBS, CLUSTERS = "jobs", "clusters"  # folders in the state directory
-
 RANDOM_BYTES = 32
-
 TRIED = 8  # earlier secrets of a name that are tried
-
 KEPT = 64  # secrets of a name that are kept
 
 
 def new_secret() -> str:
-    """Return a new secret: 32 random bytes as 64 hexadecimal digits."""
     return secrets.token_hex(RANDOM_BYTES)
 
 
@@ -124,19 +107,16 @@ def stored(state: Path, names: Iterable[str], of: str = JOBS) -> set[str]:
 
 
 def known_names(state: Path, of: str = JOBS) -> list[str]:
-    """Return the names of all jobs for which `state` has a secret, in alphabetical order."""
     return sorted(path.parent.name for path in (state / of).glob("*/secrets"))
 
 
 def _directory(state: Path, job: str, of: str) -> Path:
-    """Return the directory with the secrets of `job`; create it if missing."""
     path = state / of / job
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of the file at `path`, a secret each; no lines if it cannot be read."""
     try:
         return path.read_text().split()
     except OSError:
@@ -144,7 +124,6 @@ def _lines(path: Path) -> list[str]:
 
 
 def replace_file(path: Path, lines: Sequence[str]) -> None:
-    """Replace the file at `path` by one with `lines`, readable for this user only."""
     # A reader sees the old or the new file whole; mkstemp creates it with mode 0600.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:

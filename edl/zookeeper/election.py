@@ -16,8 +16,7 @@ Nobody therefore needs to ask a leader whether it is still alive. Removing its n
 :meth:`Election.remove` does that, and ZooKeeper does it when the session of the leader ends. A
 leader that has not noticed it yet can do no harm, because the fence refuses its writes.
 
-This module knows nothing of what is led; ``decisions`` applies it to a job, ``cluster.leader`` to a
-cluster.
+This module knows nothing of what is led: a job or a cluster.
 """
 
 from __future__ import annotations
@@ -41,9 +40,7 @@ from edl.zookeeper.session import Refused, Session, ZooKeeperClock
 
 logger = logging.getLogger(__name__)
 
-
 ATTEMPTS = 10  # each is lost only to another candidate that came or went at the same time
-
 _FENCED: tuple[type[Exception], ...] = (NoNodeError, BadVersionError)
 
 
@@ -62,8 +59,6 @@ class Write:
 
 @dataclass(frozen=True)
 class _Term(Record):
-    """The field of the leader node that the election reads; the others describe the leader."""
-
     term: int  # of the newest term, from 1
 
 
@@ -115,7 +110,11 @@ class Election:
             return
         self._watched = ()
         candidates = self._candidates()
-        self._remove_others(candidates)
+        # The fence makes it safe to remove other nodes of ours. One may be of the present session,
+        # with the old token, if the session ended between two requests of `enter`; all others would
+        # wait behind it, and we never lead with it.
+        own = nodes_of(candidates, self.candidate)
+        self._delete(name for name in own if not name.startswith(self._prefix))
         if self._mine(candidates) is not None:
             return
         self._leadership = None
@@ -161,7 +160,6 @@ class Election:
         )
 
     def leave(self) -> None:
-        """Stop being a candidate, which also ends its term; do nothing if this is no candidate."""
         self._watched, self._leadership = (), None
         mine = self._mine(self._candidates())
         if mine is not None:
@@ -169,17 +167,15 @@ class Election:
 
     def ahead(self) -> list[str]:
         """Return the names of the candidates that come before this one, the leader's first."""
+        return [candidate_of(name) for name in self._before()]
+
+    def _before(self) -> list[str]:
         candidates = self._candidates()
         mine = self._mine(candidates)
-        before = candidates if mine is None else candidates[: candidates.index(mine)]
-        return [candidate_of(name) for name in before]
+        return candidates if mine is None else candidates[: candidates.index(mine)]
 
     def records_ahead(self) -> list[Mapping[str, Any]]:
-        """Return the records of the candidates before this one, the leader's first."""
-        candidates = self._candidates()
-        mine = self._mine(candidates)
-        before = candidates if mine is None else candidates[: candidates.index(mine)]
-        paths = [f"{self.path}/{name}" for name in before]
+        paths = [f"{self.path}/{name}" for name in self._before()]
         answers = self.session.read_all("read candidates", [get(path) for path in paths])
         found = zip(paths, answers, strict=True)
         return [decode(path, answer[0]) for path, answer in found if answer is not None]
@@ -212,13 +208,6 @@ class Election:
         nodes = [exists(f"{self.path}/{name}", self._wake) for name in names]
         return None not in self.session.read_all("watch the election", nodes)
 
-    def _remove_others(self, candidates: Sequence[str]) -> None:
-        # The fence makes that safe. One may be of the present session, with the old token, if the
-        # session ended between two requests of `enter`; all others would wait behind it, and we
-        # never lead with it.
-        own = nodes_of(candidates, self.candidate)
-        self._delete(name for name in own if not name.startswith(self._prefix))
-
     def _delete(self, names: Iterable[str]) -> None:
         for name in names:
 
@@ -239,14 +228,12 @@ class Election:
             transaction.check(self._fence, -1)
 
     def _mine(self, candidates: Sequence[str]) -> str | None:
-        """Return the name of this candidate's node, or None if it has none."""
         if not self._token:
             return None
         # By its token, as the answer to its creation may have been lost.
         return next((name for name in candidates if name.startswith(self._prefix)), None)
 
     def _begin_term(self, mine: str) -> Leadership | None:
-        """Start the next term of the election, and return the leadership of this candidate."""
         answer = self.session.read_all("read the leader", [get(self.leader_path)])[0]
         if answer is None:
             raise self._missing()
@@ -328,7 +315,6 @@ class Leadership:
         return results[self.CHECKS + len(writes) :]
 
     def add_fence(self, transaction: TransactionRequest) -> None:
-        """Add the fence to `transaction`: two checks that fail when the term is over."""
         # Its session must be able to read both nodes.
         transaction.check(self.node, -1)
         transaction.check(self._leader_path, self._leader_version)
@@ -367,7 +353,6 @@ class FencedSession(Session):
     _leadership: Leadership | None = None
 
     def lead(self, leadership: Leadership) -> None:
-        """Fence all transactions by the term of `leadership` from now on."""
         # Another server of ZooKeeper than that of the election may be some writes behind.
         self.catch_up()
         self._leadership = leadership

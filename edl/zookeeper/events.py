@@ -38,8 +38,6 @@ def leave_out(number: int, why: str) -> None:
 
 
 _AT_ONCE = 500  # nodes read or removed in one go
-
-
 E = TypeVar("E", bound=Record)
 
 
@@ -117,7 +115,6 @@ class EventLogNodes(Generic[E]):
         return first_of(paths.events, self._nodes.read(self._counter)[0])
 
     def trim(self, keep: int, within_s: float = math.inf) -> int:
-        """Remove all events from the log except the newest `keep`; return how many were removed."""
         session, paths = self._nodes.session, self._nodes.paths
         names = session.read_all("trim events", [children(paths.events)])[0] or ()
         numbers = sorted(map(sequence, names))
@@ -132,8 +129,6 @@ class EventLogNodes(Generic[E]):
 
 
 class EventNodes(EventLogNodes[Event]):
-    """The event log of one job; events are numbered from 0."""
-
     # In a job that was written again after ZooKeeper had lost it, the numbers begin at a multiple
     # of `job_copy.NUMBERS`, so that none is used twice.
 
@@ -141,7 +136,6 @@ class EventNodes(EventLogNodes[Event]):
         super().__init__(nodes, Event)
 
     def newest_step(self) -> int:
-        """Return the training step that the newest event names; 0 without an event or a job."""
         session, paths = self._nodes.session, self._nodes.paths
         names = session.read_all("read the newest event", [children(paths.events)])[0]
         if not names:

@@ -53,7 +53,6 @@ class SignalSafeSocket:
         return getattr(self._wrapped, name)
 
     def send(self, data: bytes) -> int:
-        """Send `data`; return how many bytes were sent."""
         try:
             return self._wrapped.send(data)
         except (KeyboardInterrupt, SystemExit) as error:  # the byte is sent by then, or the next is
@@ -68,7 +67,6 @@ class PollHandler(SequentialThreadingHandler):  # type: ignore[misc]
     # processor time of a leader that reads.
 
     def start(self) -> None:
-        """Start the threads; a second call before `stop` does nothing."""
         # They are daemon threads. kazoo's exit handler would stop them before edl's closes the
         # session, and a SIGTERM to a worker would interrupt it, with a traceback.
         super().start()
@@ -146,12 +144,10 @@ class Client(KazooClient):  # type: ignore[misc]
         return answer
 
     def prove(self, credential: str) -> Any:
-        """Begin to prove an identity, "user:password"; return kazoo's pending result at once."""
         return self.add_auth_async("digest", credential)
 
 
 def shut_within(client: KazooClient, limit_s: float) -> None:
-    """Stop and close `client` in a thread of its own; wait at most `limit_s` seconds."""
     if sys.is_finalizing():  # the collector ends an open session: no thread runs any more
         return
     # kazoo's stop() waits without limit, for a connection attempt and its threads.

@@ -1,9 +1,8 @@
 """Run a real standalone ZooKeeper for this user on this machine, when there is no other.
 
-Start it with :func:`start_local` and end it with :func:`stop_local`. There is one server for each
-directory with a server's files. It listens on one address, 127.0.0.1 unless the user names another,
-and outlives the process that started it. Other processes recognize it by its command line, which
-names the configuration file in that directory; edl never signals or writes to any other process.
+There is one server for each directory with a server's files. It listens on one address, 127.0.0.1
+unless the user names another, and outlives the process that started it. Other processes recognize
+it by its command line, which names the configuration file; edl never signals any other process.
 """
 
 from __future__ import annotations
@@ -32,11 +31,8 @@ from edl.errors import CoordinationError, UsageError
 # ------------------------------------------------------------
 # Find Java and ZooKeeper on this machine; `server_command` gives the command to run.
 
-
 DEBIAN_JAR = Path("/usr/share/java/zookeeper.jar")
-
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-
 _JVM = (
     "-Xmx256m",
     "-XX:+UseSerialGC",
@@ -61,7 +57,6 @@ def server_command(environ: Mapping[str, str], directory: Path) -> list[str]:
 
 
 def _class_path(environ: Mapping[str, str]) -> str:
-    """Return the Java class path of the ZooKeeper that is installed."""
     named = environ.get("ZOOKEEPER_HOME")
     homes = [Path(named)] if named else []
     opt = sorted(Path("/opt").glob("zookeeper*")) if not named else []
@@ -79,22 +74,15 @@ def _class_path(environ: Mapping[str, str]) -> str:
 
 
 START_S = 30.0
-
 STOP_S = 10.0
-
 LOCK_S = START_S + STOP_S + 5.0
-
 ASK_S = 2.0
-
 POLL_S = 0.05
-
 FULL_BYTES = 1_000_000  # a disk with less is full: the server cannot write its log of changes
-
 PORT_TRIES = 3  # between choosing a free port and listening on it somebody may take it
 # Below the ports that Linux gives to outgoing connections: while the server is stopped, one of them
 # could take its port, and jobs would not find it again.
 PORTS = range(20_000, 32_000)
-
 EVERY_ADDRESS = "0.0.0.0"
 
 # A session ends up to a tick later than asked for; sessions are granted from 2 ticks on.
@@ -123,8 +111,6 @@ _LOGBACK = """\
 
 @dataclass(frozen=True)
 class LocalServer:
-    """The local ZooKeeper that runs on this machine, as `local_status` has found it."""
-
     hosts: str  # as this machine reaches it, such as "127.0.0.1:PORT"
     address: str  # that it listens on; "0.0.0.0": all of this machine
     port: int
@@ -146,7 +132,11 @@ def start_local(
     with files.lock():
         kept_address, kept_port = files.endpoint()
         if (process := files.process(search=True)) is not None and kept_port:
-            _check_same((kept_address, kept_port), address, port)
+            if (kept_address, kept_port) != (address or kept_address, port or kept_port):
+                raise UsageError(
+                    f"ZooKeeper runs already, at {kept_address}:{kept_port}; `edl zookeeper stop` "
+                    "it first: its data stay, and its jobs wait for it"
+                )
             files.await_answer(process, timeout_s)
             return files.hosts()
         chosen = address or kept_address
@@ -166,7 +156,6 @@ def start_local(
 
 
 def check_directory(directory: Path) -> None:
-    """Raise a UsageError if the files of a local ZooKeeper cannot be kept in `directory`."""
     files = _ServerFiles(directory)
     try:
         names = {one.name for one in files.directory.iterdir()}
@@ -193,7 +182,6 @@ def stop_local(state_dir: Path | None = None) -> bool:
 
 
 def local_status(state_dir: Path | None = None) -> LocalServer | None:
-    """Return the running local ZooKeeper, asked for its version; None if it does not run."""
     files = _ServerFiles(state_dir)
     process, (address, port) = files.process(), files.endpoint()
     if process is None or not port:
@@ -203,7 +191,6 @@ def local_status(state_dir: Path | None = None) -> LocalServer | None:
 
 
 def find_local(state_dir: Path | None = None) -> str | None:
-    """Return the running local ZooKeeper as `host:port`; None if it does not run."""
     return known_local(state_dir) if _ServerFiles(state_dir).process() is not None else None
 
 
@@ -214,7 +201,6 @@ def known_local(state_dir: Path | None = None) -> str | None:
 
 
 def local_trouble(hosts: str, state_dir: Path | None = None) -> str:
-    """Return why the local ZooKeeper may not answer, and what to do, as a sentence."""
     files = _ServerFiles(state_dir)
     if known_local(state_dir) != hosts:
         return ""
@@ -233,8 +219,6 @@ def local_trouble(hosts: str, state_dir: Path | None = None) -> str:
 
 
 class _ServerFiles:
-    """The files of the local ZooKeeper in its state directory, and the process that uses them."""
-
     def __init__(self, state_dir: Path | None) -> None:
         self.directory = (state_dir or config.state_dir() / "zookeeper").absolute()
         self.data = self.directory / "data"
@@ -258,7 +242,6 @@ class _ServerFiles:
             yield
 
     def endpoint(self) -> tuple[str, int]:
-        """Return the configured address and port; before the first start, 127.0.0.1 and 0."""
         values = self._configured()
         port = values.get("clientPort", "")
         return values.get("clientPortAddress", LOOPBACK), int(port) if port.isdigit() else 0
@@ -269,7 +252,6 @@ class _ServerFiles:
         return f"{LOOPBACK if address == EVERY_ADDRESS else address}:{port}"
 
     def are_ours(self, names: set[str]) -> bool:
-        """Return whether a directory with these files is empty or that of a local ZooKeeper."""
         own = {self.data, self.log, self.configuration, self._pid_file}
         written = {"lock", "logback.xml", "zoo.new", *(path.name for path in own)}
         return names <= written and self._configured().get("dataDir", str(self.data)) == str(
@@ -277,7 +259,6 @@ class _ServerFiles:
         )
 
     def _configured(self) -> dict[str, str]:
-        """Return the values in the configuration file by name; empty before the first start."""
         try:
             lines = self.configuration.read_text().splitlines()
         except OSError:
@@ -286,7 +267,6 @@ class _ServerFiles:
         return {name: value for name, _, value in pairs}
 
     def process(self, search: bool = False) -> psutil.Process | None:
-        """Return the process of the local ZooKeeper, or None if it does not run."""
         try:
             known = json.loads(self._pid_file.read_text())
             process = psutil.Process(int(known["pid"]))
@@ -302,7 +282,6 @@ class _ServerFiles:
         return next((p for p in psutil.process_iter() if self._is_ours(p)), None)
 
     def configure(self, address: str, port: int) -> None:
-        """Write the configuration files of a server that listens on `address` and `port`."""
         text = _CONFIGURATION.format(data=self.data, port=port, address=address)
         (self.directory / "logback.xml").write_text(_LOGBACK)
         partial = self.configuration.with_suffix(".new")
@@ -310,7 +289,6 @@ class _ServerFiles:
         partial.replace(self.configuration)
 
     def launch(self, command: list[str]) -> psutil.Process | None:
-        """Start the server with `command`, detached from this process and its terminal."""
         shell = '"$@" >>"$0" 2>&1 </dev/null & echo $!'
         done = subprocess.run(
             ["/bin/sh", "-c", shell, str(self.log), *command, str(self.configuration)],
@@ -331,7 +309,6 @@ class _ServerFiles:
     def await_answer(
         self, process: psutil.Process | None, timeout_s: float, may_die: bool = False
     ) -> bool:
-        """Wait until the ZooKeeper in `process` answers on the configured port."""
         address, port = self.endpoint()
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -351,7 +328,6 @@ class _ServerFiles:
         )
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        """Return whether `process` lives and has the command line of this directory's server."""
         try:
             command = process.cmdline()
             return MAIN in command and command[-1] == str(self.configuration) and _lives(process)
@@ -360,7 +336,6 @@ class _ServerFiles:
 
 
 def _lives(process: psutil.Process) -> bool:
-    """Return whether a thread of `process` runs."""
     try:
         # Of a process whose first thread has ended, other threads may keep files and port.
         is_zombie = process.status() == psutil.STATUS_ZOMBIE
@@ -370,7 +345,6 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _end(process: psutil.Process) -> None:
-    """End `process` with SIGTERM, then with SIGKILL, waiting `STOP_S` seconds for each."""
     try:
         for signal in (process.terminate, process.kill):
             signal()
@@ -387,7 +361,6 @@ def _end(process: psutil.Process) -> None:
 
 
 def _listens(process: psutil.Process, port: int) -> bool:
-    """Return whether `process` listens on the TCP port `port`; False if that cannot be read."""
     try:
         return any(
             c.status == psutil.CONN_LISTEN and c.laddr.port == port
@@ -398,7 +371,6 @@ def _listens(process: psutil.Process, port: int) -> bool:
 
 
 def _ask(address: str, port: int) -> str:
-    """Return the answer of a server of this machine to ZooKeeper's command "srvr"."""
     try:
         # To 0.0.0.0, too: Linux then connects to 127.0.0.1.
         with socket.create_connection((address, port), timeout=ASK_S) as connection:
@@ -412,20 +384,10 @@ def _ask(address: str, port: int) -> str:
 
 
 def _version(answer: str) -> str:
-    """Return the version of ZooKeeper in `answer`, a server's answer to the command "srvr"."""
     first = answer.partition("\n")[0]
     if "Mode:" not in answer or not first.startswith("Zookeeper version: "):
         return ""
     return first.removeprefix("Zookeeper version: ").partition("-")[0]
-
-
-def _check_same(running: tuple[str, int], address: str | None, port: int | None) -> None:
-    """Raise a UsageError if the server runs at another address or port than asked for."""
-    if running != (address or running[0], port or running[1]):
-        raise UsageError(
-            f"ZooKeeper runs already, at {running[0]}:{running[1]}; `edl zookeeper stop` it first: "
-            "its data stay, and its jobs wait for it"
-        )
 
 
 def _usable_port(address: str, port: int) -> int:
@@ -458,7 +420,6 @@ def _own() -> str:
 
 
 def _bind(address: str, port: int) -> None:
-    """Bind a socket to `port` of `address` for a moment, to see whether that is possible."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((address, port))

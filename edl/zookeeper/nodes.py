@@ -1,8 +1,4 @@
-"""Read the nodes of a job or a cluster together, and write them without overwriting others.
-
-:class:`JobNodes` is the access to one job, ``ClusterNodes`` of ``cluster.nodes`` that to one
-cluster.
-"""
+"""Read the nodes of a job or a cluster together, and write them without overwriting others."""
 
 from __future__ import annotations
 
@@ -81,17 +77,11 @@ def _create_outside(client: KazooClient, node: str) -> Any:
 # Whoever knows the secret of a job may have created any nodes below the job's own: millions, in
 # wide or deep trees. `some_nodes` reads a part of them that can be removed, at a bounded cost.
 
-
 READ_AT_ONCE = 100  # nodes that are read together: a time limit must be enough, though all are busy
-
 MOST_CHILDREN = 200_000  # of a node whose children are read
-
 MOST_NAMES = 300_000  # of children, in all answers to one call
-
 MOST_BYTES = 2_000_000  # of the paths in all requests of one call
-
 REQUEST_BYTES = 400  # that a request counts beside its path: so they are 5,000 at most
-
 SHARE = 8  # nodes that are looked at together take up to 1/8 of the bytes that are left
 
 
@@ -106,7 +96,6 @@ class Tree:
 
 
 def all_nodes(session: Session, root: str) -> list[str]:
-    """Return the paths of the node `root` and of all nodes below it, children first."""
     found: list[str] = []
     unread = [root]
     while unread:
@@ -143,7 +132,6 @@ class _BoundedRead:
         self._names, self._bytes = MOST_NAMES, MOST_BYTES  # that are left
 
     def run(self, root: str) -> None:
-        """Read from `root` down until all is read or the bounds are reached."""
         parent, _, name = root.rpartition("/")
         self._unseen.append((parent, [name]))
         while self._inner or self._unseen:
@@ -166,7 +154,6 @@ class _BoundedRead:
         return Tree(nodes, (self._why or too_deep) if unread else "")
 
     def _read_names(self) -> int:
-        """Read the names of the children of the next nodes; return of how many nodes."""
         # One node until one was found that can be removed: else a few chains would use up what may
         # be read before one of them ends.
         batch: list[str] = []
@@ -189,19 +176,14 @@ class _BoundedRead:
             if names
         ]
         self._unseen += read
-        if closed:
-            self._skip_closed(closed)
+        if closed:  # their names could not be read; some may be gone now
+            stats = self._session.read_all("read a job", [exists(path) for path in closed])
+            if there := [path for path, stat in zip(closed, stats, strict=True) if stat]:
+                self._skipped += there
+                self._why = "has an ACL by which the job's secret does not open it"
         return len(read)
 
-    def _skip_closed(self, paths: list[str]) -> None:
-        """Note that the names of children could not be read, except of nodes that are gone now."""
-        stats = self._session.read_all("read a job", [exists(path) for path in paths])
-        if closed := [path for path, stat in zip(paths, stats, strict=True) if stat]:
-            self._skipped += closed
-            self._why = "has an ACL by which the job's secret does not open it"
-
     def _see(self, parents: int) -> bool:
-        """Find out how many children the next unseen nodes have; return whether there were any."""
         paths = self._take(parents)
         if not paths:
             return False
@@ -214,7 +196,6 @@ class _BoundedRead:
         return True
 
     def _take(self, parents: int) -> list[str]:
-        """Remove the next unseen nodes, children of up to `parents` parents; return their paths."""
         # Only 1/8 of the bytes that are left, so that much is left for what is below.
         least = self._bytes - self._bytes // SHARE
         taken: list[str] = []
@@ -255,17 +236,11 @@ class _BoundedRead:
 # Only a session that knows the job's secret can read or write its nodes (see `access`); any session
 # can list the names of the jobs.
 
-
 ATTEMPTS = 20  # an attempt fails only if another process changed the same job meanwhile
-
 FEW_ATTEMPTS = 2  # of the leader of a cluster, which tries again in its next turn
-
 ASK_TIMEOUT_S = 1.0  # to ask the ports of a ring without members in ZooKeeper
-
 CHUNK = 500  # deletions in one transaction
-
 CHUNK_BYTES = 500_000  # of them; ZooKeeper ends the connection of a client that sends 1 MB
-
 DELETION_BYTES = 17  # of a deletion, beside its path
 
 
@@ -278,12 +253,10 @@ class _Leftovers:
 
     @property
     def nodes(self) -> list[str]:
-        """The paths of the nodes that can be removed, children before their parents."""
         return self.tree.nodes
 
     @property
     def whole(self) -> bool:
-        """Whether these are all nodes of the job."""
         return not self.tree.unread
 
     @property
@@ -345,14 +318,13 @@ def create_job(
 
 
 def delete_job(session: Session, paths: JobPaths) -> None:
-    """Remove all nodes of the job at `paths`, alive or not; do nothing if there are none."""
     for _ in range(ATTEMPTS):
         old = all_nodes(session, paths.root)
         if not old:
             return
         try:
             for chunk in _chunks(old):
-                session.transact(f"delete job {paths.name}", partial(_delete, nodes=chunk))
+                session.transact(f"delete job {paths.name}", partial(delete_nodes, nodes=chunk))
         except Refused:
             continue
         return
@@ -377,7 +349,7 @@ def delete_ended(session: Session, paths: JobPaths, trusted: bool = True) -> boo
             rest = _living_or_leftovers(session, paths, trusted)
             if not rest.fit:
                 continue
-            build = partial(_delete, nodes=rest.nodes, check=old.run_node)
+            build = partial(delete_nodes, nodes=rest.nodes, check=old.run_node)
             session.transact(f"delete job {paths.name}", build)
         except Refused:
             continue  # it was started again, or changed: look again
@@ -392,13 +364,11 @@ def _attempts(trusted: bool) -> int:
 
 
 def job_names(session: Session) -> tuple[str, ...]:
-    """Return the names of all jobs, sorted, including jobs that this session cannot open."""
     names = session.read_all("list jobs", [children(JOBS)])[0] or ()
     return tuple(sorted(name for name in names if is_name(name)))
 
 
 def unlock(session: Session, known: Sequence[Access]) -> dict[str, Access]:
-    """Prove all secrets in `known` to ZooKeeper, and return the ones that open an existing job."""
     # Only a process that knows the secret can have given the root its ACL. A job that can be read
     # may be anybody's, and `edl join` would run its commands here.
     session.identify(*known)
@@ -406,7 +376,6 @@ def unlock(session: Session, known: Sequence[Access]) -> dict[str, Access]:
 
 
 def _opened(session: Session, known: Sequence[Access]) -> dict[str, Access]:
-    """Return those accesses in `known` that open an existing job, by the name of the job."""
     names = list(dict.fromkeys(access.job for access in known))
     answers = session.read_open("read ACLs", [acl(JobPaths(name).root) for name in names])
     found = {name: answer[0] for name, answer in zip(names, answers, strict=True) if answer}
@@ -418,7 +387,6 @@ def list_jobs(
     names: Iterable[str] | None = None,
     unreadable: Callable[[str, str], None] | None = None,
 ) -> tuple[Job, ...]:
-    """Read the record of each job in `names`, and return the records sorted by name."""
     wanted = sorted(job_names(session) if names is None else names)
     paths = [JobPaths(name).job for name in wanted]
     answers = session.read_open("list jobs", [get(path) for path in paths])
@@ -435,7 +403,6 @@ def list_jobs(
 
 
 def unknown_job(session: Session, paths: JobPaths) -> UnknownJob:
-    """Return the error to raise for a job that does not exist; its text names jobs that do."""
     names = set(job_names(session))
     own = {paths.name, *_opened(session, session.identities)} & names
     if names - own:
@@ -445,7 +412,6 @@ def unknown_job(session: Session, paths: JobPaths) -> UnknownJob:
 
 
 def current_run(session: Session, paths: JobPaths) -> str | None:
-    """Return the token that identifies the current start of a job, or None if there is no job."""
     return _token(paths, session.read_all("read a job", [children(paths.run)])[0])
 
 
@@ -455,7 +421,6 @@ def _token(paths: JobPaths, names: Iterable[str] | None) -> str | None:
 
 
 def _living_or_leftovers(session: Session, paths: JobPaths, trusted: bool) -> _Leftovers:
-    """Return what is left of a dead or ended job."""
     # If another process replaces the job meanwhile, no node of the new job gets removed: either the
     # new job is seen to live, or the caller's transaction fails, because it checks the token of the
     # old start.
@@ -496,7 +461,6 @@ def _stored_job(paths: JobPaths, data: bytes, trusted: bool) -> Job:
 
 
 def _registered(session: Session, paths: JobPaths, trusted: bool) -> list[tuple[str, str]]:
-    """Return (kind, name) of each process of a job that has a node in ZooKeeper, for messages."""
     kinds = {paths.hosts: "host ", paths.slots: "slot ", paths.members: "w"}
     if trusted:
         found = session.read_all("read a job", [children(parent) for parent in kinds])
@@ -512,7 +476,6 @@ def _registered(session: Session, paths: JobPaths, trusted: bool) -> list[tuple[
 
 
 def _thin_out(session: Session, paths: JobPaths, old: _Leftovers) -> None:
-    """Remove the events, requests and evictions of an old job, in several transactions."""
     if long := next((path for path in old.nodes if _size(path) > CHUNK_BYTES), None):
         why = f"has too long a path to be removed, {long[:80]}..."
         raise NotRemovable(paths.name, paths.root, why)
@@ -526,7 +489,7 @@ def _thin_out(session: Session, paths: JobPaths, old: _Leftovers) -> None:
     if not old.whole and not nodes:
         raise NotRemovable(paths.name, paths.root, old.tree.unread)
     for chunk in _chunks(nodes):
-        build = partial(_delete, nodes=chunk, check=old.run_node)
+        build = partial(delete_nodes, nodes=chunk, check=old.run_node)
         session.transact(f"replace job {paths.name}", build)
     if not old.whole:
         raise PartlyRemoved(paths.name)
@@ -542,8 +505,7 @@ def _replace(
     policy: JobPolicy,
     transaction: TransactionRequest,
 ) -> None:
-    """Add to `transaction` the removal of an old job and the creation of a new one."""
-    _delete(transaction, old)
+    delete_nodes(transaction, old)
     contents = {
         paths.job: encode(job.to_json()),
         paths.desired: encode(desired.to_json()),
@@ -557,14 +519,14 @@ def _replace(
 def create_nodes(
     transaction: TransactionRequest, paths: JobPaths, token: str, contents: Mapping[str, bytes]
 ) -> None:
-    """Add to `transaction` the creation of a job's fixed nodes and of its node `run/<token>`."""
     for path in paths.fixed:
         transaction.create(path, contents.get(path, b""))
     transaction.create(f"{paths.run}/{token}", b"")
 
 
-def _delete(transaction: TransactionRequest, nodes: list[str], check: str | None = None) -> None:
-    """Add to `transaction` the removal of the nodes at the paths `nodes`, in that order."""
+def delete_nodes(
+    transaction: TransactionRequest, nodes: Iterable[str], check: str | None = None
+) -> None:
     if check is not None:
         transaction.check(check, -1)
     for path in nodes:
@@ -576,7 +538,6 @@ def _fits(nodes: Iterable[str]) -> bool:
 
 
 def _chunks(nodes: Iterable[str]) -> list[list[str]]:
-    """Split the paths `nodes`, in order, into lists that can each be removed in a transaction."""
     chunks: list[list[str]] = []
     room = 0
     for path in nodes:
@@ -596,19 +557,13 @@ def _size(path: str) -> int:
 
 
 PAUSE_S, PAUSE_MAX_S = 0.002, 0.2  # random pause between attempts; its limit doubles each time
-
 Values = Mapping[str, Any]  # the JSON object in a node
-
 Node = tuple[str, bytes]  # path and data
-
 PARSED = 8192  # nodes whose parsed records are cached, so that only changed ones are parsed
-
 R = TypeVar("R", bound=Record)
 
 
 class NodePaths(Protocol):
-    """The paths that `Nodes` needs of the nodes of a job or a cluster."""
-
     events: str
 
     def event(self, number: int) -> str:
@@ -636,15 +591,20 @@ class Nodes(ABC, Generic[P]):
         return None
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
-        """Do what `build` adds to a transaction, or nothing of it; see `transact`."""
         return self.session.transact(what, build)
 
     def read(self, *issues: Any) -> list[Any]:
         """Send all reads together; return their answers in order, None for a missing node."""
         return self.session.read_all(f"read {self.what}", issues)
 
+    def existing(self, path: str) -> Any:
+        """Return the answer about a node without which there is no such job or cluster."""
+        answer = self.read(get(path))[0]
+        if answer is None:
+            raise self.unknown()
+        return answer
+
     def read_groups(self, *groups: Sequence[str], wake: OnChange = None) -> list[list[Node]]:
-        """Read the nodes of several lists together, without the nodes that do not exist."""
         answers = iter(self.read(*(get(path, wake) for group in groups for path in group)))
         found = [[(path, next(answers)) for path in group] for group in groups]
         return [[(path, answer[0]) for path, answer in group if answer] for group in found]
@@ -695,7 +655,6 @@ class Nodes(ABC, Generic[P]):
         return True
 
     def changed_too_often(self, path: str) -> CoordinationError:
-        """Return the error to raise when others changed the node `path` at each attempt."""
         return CoordinationError(f"{path} was changed by others {ATTEMPTS} times; try again")
 
     def _write(
@@ -704,7 +663,6 @@ class Nodes(ABC, Generic[P]):
         writes: Sequence[tuple[str, bytes, int]],
         event: Record | None,
     ) -> None:
-        """Add the check of the fence, writes and an event to a transaction, in this order."""
         if self.fence is not None:
             transaction.check(self.fence, -1)
         for path, data, version in writes:
@@ -714,15 +672,12 @@ class Nodes(ABC, Generic[P]):
 
 
 class JobNodes(Nodes[JobPaths]):
-    """Access to the nodes of one job through one session."""
-
     def __init__(self, session: Session, job_name: str) -> None:
         super().__init__(session, JobPaths(job_name), f"job {job_name}")
         self._run: str | None = None
 
     @property
     def run(self) -> str:
-        """The token of the start of the job that this process belongs to."""
         if self._run is None:
             self._run = current_run(self.session, self.paths)
         if self._run is None:
@@ -735,11 +690,9 @@ class JobNodes(Nodes[JobPaths]):
         return None if self._run is None else f"{self.paths.run}/{self._run}"
 
     def belong_to(self, run: str) -> None:
-        """Make this process belong to a start of the job."""
         self._run = run
 
     def unknown(self) -> UnknownJob:
-        """Return the error that the job does not exist; its text names this user's jobs that do."""
         return unknown_job(self.session, self.paths)
 
     def put_ephemeral(
@@ -773,7 +726,6 @@ class JobNodes(Nodes[JobPaths]):
         old: Any,
         versions: Mapping[str, int],
     ) -> None:
-        """Add the write of an ephemeral node to a transaction."""
         transaction.check(f"{self.paths.run}/{self.run}", -1)
         for other, version in versions.items():
             transaction.check(other, version)
@@ -797,12 +749,10 @@ def first_of(path: str, answer: Any) -> int:
 
 
 def record_or_none(kind: type[R], path: str, answer: Any) -> R | None:
-    """Return the record that the node at `path` holds; None without a node, or if it is empty."""
     return record(kind, (path, answer[0])) if answer is not None and answer[0] else None
 
 
 def record(kind: type[R], node: Node) -> R:
-    """Return the record that a node holds; for empty data, the default record."""
     found: R = _parsed(kind.from_json, node)
     return found
 

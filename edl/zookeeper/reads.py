@@ -12,6 +12,7 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Any, NamedTuple, TypeGuard
 
 from kazoo.client import KazooClient
@@ -35,14 +36,12 @@ from edl.errors import CoordinationError
 from edl.zookeeper.kazoo_client import PollHandler, SignalSafeSocket
 
 OnChange = Callable[[], None] | None
-
 """Called once when what was read changes, or when the connection is lost; must not block.
 
 It runs on the thread that reads from the connection.
 """
 
 Issue = Callable[[KazooClient], Any]
-
 """Starts a request on a client and returns kazoo's asynchronous result."""
 
 
@@ -55,8 +54,6 @@ GET, CHILDREN, _EXISTS = "get_async", "get_children_async", "exists_async"
 
 @dataclass(frozen=True)
 class Read:
-    """A read of one node, which `read_all` can send."""
-
     method: str  # of kazoo's client
     path: str
     # called once, on kazoo's connection thread, when the node changes or the connection is lost, so
@@ -92,21 +89,11 @@ def exists(path: str, wake: OnChange = None) -> Read:
 
 
 def acl(path: str) -> Issue:
-    """Return a read whose answer is the (ACL, stat) of the node at `path`."""
-
-    def issue(client: KazooClient) -> object:
-        return client.get_acls_async(path)
-
-    return issue
+    return methodcaller("get_acls_async", path)
 
 
 def delete_node(path: str) -> Issue:
-    """Return a request that deletes the node at `path`, whatever its version."""
-
-    def issue(client: KazooClient) -> object:
-        return client.delete_async(path)
-
-    return issue
+    return methodcaller("delete_async", path)
 
 
 # ------------------------------------------------------------
@@ -115,13 +102,9 @@ def delete_node(path: str) -> Issue:
 # Equal objects have equal bytes. A large object is compressed by zlib, for ZooKeeper takes at most
 # 1 MB: what a cluster says of 10,000 jobs takes that, and a tenth of it compressed.
 
-
 COMPRESSED_FROM = 65_536  # bytes of JSON; most nodes stay readable by any tool
-
 MOST_BYTES = 1 << 26  # of JSON that a compressed node may have
-
 _LEVEL = 1  # the fastest one
-
 _ZLIB = b"\x78"  # the first byte that zlib writes, with which no JSON begins
 
 
@@ -137,17 +120,14 @@ def decode(path: str, data: bytes, most_bytes: int | None = None) -> dict[str, A
         return {}
     try:
         most = MOST_BYTES if most_bytes is None else most_bytes
-        value = json.loads(_decompressed(data, most) if data.startswith(_ZLIB) else data)
+        if data.startswith(_ZLIB):  # cut off, so that it is no JSON, if it is too large
+            data = zlib.decompressobj().decompress(data, most)
+        value = json.loads(data)
     except (ValueError, zlib.error, RecursionError) as error:
         raise CoordinationError(f"the node {path} does not hold JSON: {error}") from error
     if not isinstance(value, dict):
         raise CoordinationError(f"the node {path} does not hold a JSON object")
     return value
-
-
-def _decompressed(data: bytes, most_bytes: int) -> bytes:
-    """Return the JSON in compressed `data`; cut off, so that it is none, if it is too large."""
-    return zlib.decompressobj().decompress(data, most_bytes)
 
 
 # ------------------------------------------------------------
@@ -160,28 +140,19 @@ def _decompressed(data: bytes, most_bytes: int) -> bytes:
 # ZooKeeper set their watches again on a new connection. It names a transaction: of a node that has
 # changed since, the server tells at once. So nothing is missed between the two.
 
-
 UNREADABLE = (struct.error, ValueError, KeyError, UnimplementedError, MarshallingError)
-
 """The errors of a request of which the server knows nothing."""
 
 FEWEST = 16  # reads for which it is worth it
-
 _MULTI_READ, _SET_WATCHES = 22, 101  # ZooDefs.OpCode
-
 _ERROR = -1
-
 _CODES = {GET: GetData.type, CHILDREN: GetChildren.type}
-
 Watcher = Callable[[object], None]
-
 """A function that kazoo calls, with its event, when a watch fires."""
 
 
 @dataclass(frozen=True)
 class WatchedRead:
-    """A read of one node that sets a watch; it can be sent like any request."""
-
     read: Read
     watch: Watcher
 
@@ -190,7 +161,6 @@ class WatchedRead:
 
 
 def can_be_read_together(issues: Sequence[Issue]) -> bool:
-    """Return whether `issues` are many reads, of contents or of children."""
     return len(issues) >= FEWEST and all(_read_of(one) is not None for one in issues)
 
 
@@ -225,7 +195,6 @@ def _full_path(client: KazooClient, path: str) -> str:
 
 
 def _send(client: KazooClient, request: Any) -> Any:
-    """Send a request of this module, and return kazoo's pending result."""
     result = client.handler.async_result()
     client._call(request, result)
     return result
@@ -238,11 +207,9 @@ class _ReadRequest(NamedTuple):
 
     @property
     def type(self) -> int:
-        """The code of the request."""
         return _MULTI_READ
 
     def serialize(self) -> bytes:
-        """Return the request as ZooKeeper's protocol has it."""
         data = bytearray()
         for code, path in self.parts:
             data += multiheader_struct.pack(code, False, -1)
@@ -252,7 +219,6 @@ class _ReadRequest(NamedTuple):
         return bytes(data)
 
     def deserialize(self, data: bytes, offset: int) -> list[Any]:
-        """Return the answers in `data`, which begin at `offset`: a value or an error each."""
         answers: list[Any] = []
         header, offset = MultiHeader.deserialize(data, offset)
         while not header.done:
@@ -265,19 +231,15 @@ class _ReadRequest(NamedTuple):
 
 
 class _WatchRequest(NamedTuple):
-    """The request that sets many watches."""
-
     client: KazooClient  # in which the watches are noted
     zxid: int  # since which a change counts
     watched: tuple[tuple[bool, str, Watcher], ...]  # of children?, path, who is called
 
     @property
     def type(self) -> int:
-        """The code of the request."""
         return _SET_WATCHES
 
     def serialize(self) -> bytes:
-        """Note the watches, and return the request as ZooKeeper's protocol has it."""
         # On the connection thread, which alone may change this, and before the server can tell of a
         # change.
         for of_children, path, watch in self.watched:
@@ -293,12 +255,10 @@ class _WatchRequest(NamedTuple):
         return bytes(data)
 
     def deserialize(self, data: bytes, offset: int) -> bool:
-        """Return True: the response has nothing but its arrival."""
         return True
 
 
 def _answer(code: int, data: bytes, offset: int) -> tuple[Any, int]:
-    """Return the answer in `data` to one operation, and where the next one begins."""
     if code == GetData.type:
         content, offset = read_buffer(data, offset)
         stat = ZnodeStat._make(stat_struct.unpack_from(data, offset))
@@ -325,7 +285,6 @@ def _answer(code: int, data: bytes, offset: int) -> tuple[Any, int]:
 # and kazoo reads both from one connection. The watches of this module run there, in that order
 # (`InOrder`): a caller that has an answer, for instance to its own write, gets no older answer from
 # here.
-
 
 UNKNOWN = object()  # no answer is kept
 
@@ -365,7 +324,6 @@ class WatchedReads:
         return answers
 
     def fired(self, read: Read) -> None:
-        """Drop the answer to `read` that is in memory, and then call the read's `wake`."""
         with self._lock:
             self._kept.pop(read, None)
             self._asked.pop(read, None)  # its answer may be older than this change
@@ -382,8 +340,6 @@ def _is_watched(issue: Issue) -> TypeGuard[Read]:
 
 @dataclass(frozen=True)
 class Watch:
-    """The callback that kazoo calls when the watch of `read` fires."""
-
     # Equal for equal reads, so that kazoo keeps, and calls, only one of them.
     reads: WatchedReads = field(repr=False)
     read: Read
@@ -396,7 +352,6 @@ class InOrder(PollHandler):
     """kazoo's threads, but a `Watch` runs at once, before a later answer comes."""
 
     def create_socket_pair(self) -> tuple[Any, SignalSafeSocket]:
-        """Return two connected sockets; by the second one, requests wake the connection thread."""
         reads, wakes = super().create_socket_pair()
         return reads, SignalSafeSocket(wakes)
 

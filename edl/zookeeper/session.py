@@ -1,16 +1,10 @@
 """Keep one ZooKeeper session open, with calls that answer or fail in bounded time.
 
-kazoo reconnects in the background without end. :class:`Session` adds what kazoo does not do:
-
-- A call never waits longer than ``request_timeout_s``, for each 250 requests that it sends, and
-  then raises CoordinationError, so no thread of edl hangs when ZooKeeper is away.
-- A client also reconnects to a ZooKeeper that has lost its data
-  (:class:`edl.zookeeper.kazoo_client.Client`).
-- ``epoch`` tells one session from the next: the ephemeral nodes of an earlier session are gone.
-- A session belongs to a job (``access``): all nodes that it creates are closed to others.
-
-Logging: kazoo reports every lost connection as a warning. This module sends all that kazoo says to
-the logger ``edl.zookeeper.kazoo`` at DEBUG, without keys.
+kazoo reconnects in the background without end. Here a call waits ``request_timeout_s`` at most, for
+each 250 requests that it sends, and then raises CoordinationError, so no thread hangs when
+ZooKeeper is away. ``epoch`` tells one session from the next, as the ephemeral nodes of an earlier
+one are gone. A session belongs to a job (``access``): all nodes that it creates are closed to
+others. What kazoo says goes to the logger ``edl.zookeeper.kazoo`` at DEBUG, without keys.
 """
 
 from __future__ import annotations
@@ -60,9 +54,7 @@ from edl.zookeeper.reads import (
 
 logger = logging.getLogger(__name__)
 
-
 CHANCE = random.Random()
-
 """For threads of ours: Python's shared generator is the script's, which may have seeded it.
 
 kazoo draws its pauses from that, in its own thread: two scripts with `keras.utils.set_random_seed`
@@ -79,13 +71,9 @@ AWAY = (
     OperationTimeoutError,
     KazooTimeoutError,
 )
-
 BATCH = 250  # requests that are sent together: a time limit must be enough for all of them
-
 _EXPIRING_S = 1.0  # until a client learns that its session is over
-
 ANSWERS = (NoNodeError, NodeExistsError, BadVersionError, NotEmptyError)
-
 """The errors of calls that ZooKeeper understood and refused; callers in this package catch them."""
 
 
@@ -98,7 +86,6 @@ class Refused(Exception):
         self.error = error
 
     def is_missing(self, index: int) -> bool:
-        """Return whether operation number `index` failed because its node does not exist."""
         return self.index == index and isinstance(self.error, NoNodeError)
 
 
@@ -134,7 +121,6 @@ class Session:
         self._has_multi_read = True
 
     def start(self) -> None:
-        """Connect to ZooKeeper and open the session."""
         if self._client is not None:
             raise CoordinationError("this session was started before; make a new one")
         try:
@@ -169,7 +155,6 @@ class Session:
         self._shut_once(self.request_timeout_s)
 
     def _shut_once(self, limit_s: float) -> None:
-        """Stop and close kazoo's client if it is open, waiting at most `limit_s` seconds."""
         with self._shutting:
             if self._client is not None and not self._is_shut:
                 self._is_shut = True
@@ -191,12 +176,10 @@ class Session:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection to ZooKeeper at present."""
         return not self._closing and self._client is not None and bool(self._client.connected)
 
     @property
     def granted_s(self) -> float:
-        """The session time-out that ZooKeeper granted, in seconds."""
         granted = None if self._client is None else self._client.granted_s
         return self.session_timeout_s if granted is None else granted
 
@@ -236,7 +219,6 @@ class Session:
         raise CoordinationError(f"the session did not end within {self.connect_timeout_s:g} s")
 
     def _has_ended(self, epoch: int) -> bool:
-        """Return whether session number `epoch` is over; wait at most 1 s for its end."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._closing or self._lost or self._epoch != epoch, _EXPIRING_S
@@ -273,7 +255,6 @@ class Session:
 
     @property
     def identities(self) -> tuple[Access, ...]:
-        """All identities that this session has proved, in order; there need not be such jobs."""
         return tuple(self._identities)
 
     def add_listener(self, fn: Callable[[str], None]) -> None:
@@ -297,8 +278,6 @@ class Session:
         return self._answers_to(what, issues, (NoNodeError, NoAuthError), True)
 
     def transact(self, what: str, build: Callable[[TransactionRequest], None]) -> list[Any]:
-        """Do all operations of a transaction, or none of them; return their results in order."""
-
         def issue(client: KazooClient) -> Any:
             transaction = client.transaction()
             build(transaction)
@@ -321,7 +300,6 @@ class Session:
         absent: tuple[type[Exception], ...],
         repeat: bool,
     ) -> list[Any]:
-        """Send all requests together, `BATCH` (250) at a time; return their answers in order."""
         answers: list[Any] = []
         for begin in range(0, max(1, len(issues)), BATCH):  # without requests: is it connected?
             batch = issues[begin : begin + BATCH]
@@ -391,7 +369,6 @@ class Session:
         return list(found)
 
     def _denied(self, what: str) -> AccessDenied:
-        """Return the error for a request about a node of a job whose secret this session lacks."""
         mine = self.access
         why = "this process has none" if mine is None else "that of this process is another"
         name = "" if mine is None else mine.job
@@ -405,7 +382,6 @@ class Session:
             return None
 
     def _await_connection(self, what: str, deadline: float) -> KazooClient:
-        """Wait for a connection to ZooKeeper, and return kazoo's client."""
         client = self.client
         if not self.connected:
             with self._changed:
@@ -422,7 +398,6 @@ class Session:
         return client
 
     def _on_state(self, state: str) -> None:
-        """Record the state of the connection, call the listeners; on kazoo's connection thread."""
         if self._closing:
             return
         connected, client = state == KazooState.CONNECTED, self.client
@@ -470,5 +445,4 @@ class ZooKeeperClock:
         self._monotonic = monotonic
 
     def now_s(self) -> float:
-        """Return the time in seconds since 1970."""
         return self._ahead_s + self._monotonic()

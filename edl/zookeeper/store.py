@@ -1,10 +1,8 @@
-"""Read and write what ZooKeeper holds of one job, as the records of ``core.records``.
+"""Read and write what ZooKeeper holds of one job, as the records of ``edl.records``.
 
-Use a :class:`JobStore`. If its docstring names no other case, a method raises CoordinationError in
-bounded time when ZooKeeper is away, UnknownJob when there is no such job, and AccessDenied (a kind
-of UnknownJob) when the job has another secret than the session. When a method that writes returns,
-the write is in ZooKeeper. The writes of the leader are not here but in ``decisions``, where they
-are fenced.
+Use a :class:`JobStore`. A method raises CoordinationError in bounded time when ZooKeeper is away,
+UnknownJob when there is no such job, and AccessDenied (a kind of UnknownJob) when the job has
+another secret than the session. When a method that writes returns, the write is in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 from kazoo.client import TransactionRequest
@@ -78,6 +76,7 @@ from edl.zookeeper.nodes import (
     Values,
     content,
     create_nodes,
+    delete_nodes,
     ensure_shared,
     first_of,
     record,
@@ -100,43 +99,11 @@ logger = logging.getLogger(__name__)
 
 
 # ------------------------------------------------------------
-# Set how many workers are desired on each host of a job.
-#
-# `set_desired` does it for a user, a policy or an agent, `place_run` for the leader of a cluster,
-# `discover` for horovodrun; `record_returned` records that borrowed slots are back. `JobStore` has
-# these functions as methods. The assigned numbers of workers that follow from such a change, and
-# the event that reports it, are written in the same transaction.
-
+# Change how many workers are desired on each host: `JobStore.set_desired` for a user, a policy or
+# an agent, `place_run` for the leader of a cluster, `JobStore.discover` for horovodrun. The
+# assigned numbers that follow from it, and the event that reports it, are written with it.
 
 Choice = Callable[[dict[str, int]], Placement]  # from the workers that are desired on each host
-
-
-def set_desired(
-    nodes: JobNodes,
-    choose: Choice,
-    by: RequestedBy,
-    why: str,
-    terms: ReclaimTerms = NO_TERMS,
-    devices: DeviceSets = NO_DEVICES,
-) -> DesiredChange:
-    """Set how many workers of a job are desired on each host, and log an event that says why."""
-    p, hold = nodes.paths, nodes.paths.profile_hold
-    made: list[DesiredChange] = []
-
-    def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
-        made.append(_changed(p, found, choose, by, why, terms, devices))
-        new, event = _written(p, found, made[-1])
-        # A running `edl profile` then leaves the job at that size.
-        if by is RequestedBy.PERSON and found.get(hold):
-            new |= {hold: {**found[hold], "asked": True}}
-        if by is RequestedBy.PERSON and made[-1] and found.get(p.policy):
-            held = JobPolicy.from_json(found[p.policy]).held(time.time())
-            new |= {p.policy: held.to_json()}
-        return new, event
-
-    read = (p.desired, p.assigned, p.generation, p.status, hold, p.policy)
-    nodes.change_together(read, change)
-    return made[-1]
 
 
 def place_run(nodes: JobNodes, devices: DeviceSets, version: int, why: str, batch: int = 0) -> bool:
@@ -163,43 +130,6 @@ def place_run(nodes: JobNodes, devices: DeviceSets, version: int, why: str, batc
     return not writes or nodes.try_write(writes, event)
 
 
-def record_returned(nodes: JobNodes, done: Reclaim, after_s: float) -> None:
-    """Remove a demand to give borrowed slots back, which was fulfilled, and log an event."""
-    p = nodes.paths
-
-    def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
-        before = Desired.from_json(found[p.desired])
-        after = without_reclaimed(before, [done])
-        if after == before:
-            return {}, None
-        details, reason = describe_returned(done, after_s)
-        event = Event(time.time(), *_place(p, found), reason, details)
-        return {p.desired: after.to_json()}, event
-
-    nodes.change_together((p.desired, p.generation, p.status), change)
-
-
-def discover(
-    nodes: JobNodes, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
-) -> Desired:
-    """Record the slots that horovodrun may use; at the first call for a job, desire `first`."""
-    p = nodes.paths
-
-    def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
-        begins = _changed(
-            p, found, lambda now: now or first, RequestedBy.LAUNCHER, "the job starts"
-        )
-        new, event = _written(p, found, begins)
-        if begins:
-            job = Job.from_json(found[p.job])
-            sizes = replace(job.sizes, min_np=min_np, max_np=max_np or job.sizes.max_np)
-            new |= {p.job: replace(job, spec=replace(job.spec, sizes=sizes)).to_json()}
-        return {**new, p.discovered: dict(slots)}, event
-
-    read = (p.desired, p.assigned, p.generation, p.status, p.job, p.discovered)
-    return Desired.from_json(nodes.change_together(read, change)[p.desired])
-
-
 def _changed(
     p: JobPaths,
     found: Mapping[str, Values],
@@ -209,7 +139,6 @@ def _changed(
     terms: ReclaimTerms = NO_TERMS,
     devices: DeviceSets = NO_DEVICES,
 ) -> DesiredChange:
-    """Return the change of the desired numbers to those that `choose` returns; write nothing."""
     before = Desired.from_json(found[p.desired])
     hosts = choose(dict(before.hosts))
     assigned = Assigned.from_json(found[p.assigned])
@@ -219,7 +148,6 @@ def _changed(
 def _written(
     p: JobPaths, found: Mapping[str, Values], change: DesiredChange
 ) -> tuple[dict[str, Values], Event | None]:
-    """Return the new values of the nodes that `change` writes, and the event that reports it."""
     if not change:
         return {}, None
     follows = {} if change.assigned is None else {p.assigned: change.assigned.to_json()}
@@ -242,7 +170,6 @@ def _place(p: JobPaths, found: Mapping[str, Values]) -> tuple[int, int]:
 # after a lost session. Events, requests, the status, and what the job has learned of its sizes are
 # lost.
 
-
 NUMBERS = 10**6  # event numbers and worker ids for each writing; no later one was used before
 
 
@@ -255,7 +182,6 @@ class JobCopy:
         self._evicted: dict[str, bytes] = {}
 
     def keep(self, fixed: Mapping[str, Any], evicted: Iterable[tuple[str, bytes]]) -> None:
-        """Replace the copy by the answers to a newer read."""
         # With a node missing, the job is lost or being removed: the copy stays.
         if None not in fixed.values():
             self._fixed = {path: answer[0] for path, answer in fixed.items()}
@@ -263,13 +189,11 @@ class JobCopy:
 
     @property
     def job(self) -> Job | None:
-        """The record of the job in the copy; None if the job was never read."""
         data = self._fixed.get(self._paths.job)
         return None if not data else Job.from_json(decode(self._paths.job, data))
 
     @property
     def generation(self) -> Generation | None:
-        """The newest generation in the copy; None if there was none."""
         data = self._fixed.get(self._paths.generation)
         return None if not data else Generation.from_json(decode(self._paths.generation, data))
 
@@ -280,7 +204,6 @@ class JobCopy:
 
     @property
     def evicted(self) -> frozenset[int]:
-        """The ids of the evicted workers in the copy."""
         return frozenset(int(path.rsplit("/", 1)[1]) for path in self._evicted)
 
     def write(self, session: Session, run: str, event: Event) -> bool:
@@ -294,7 +217,6 @@ class JobCopy:
         return True
 
     def _build(self, transaction: TransactionRequest, run: str, event: Event) -> None:
-        """Add to `transaction` the creation of the job's nodes, its evictions and an event."""
         # The copy does not know all ids and event numbers that were used. A worker that has not
         # joined a ring yet keeps its own.
         paths = self._paths
@@ -316,13 +238,10 @@ class JobCopy:
 #
 # The ring cannot be used: if a worker dies, it is repaired only where the training has a state.
 
-
 MOST_BYTES = 2**18  # of all messages before the training; ZooKeeper refuses a node above 1 MiB
 
 
 class ScriptMessageNode:
-    """The node of a job with what its workers have exchanged before the training."""
-
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
@@ -363,36 +282,26 @@ def _size(values: Mapping[str, Any]) -> int:
 
 
 # ------------------------------------------------------------
-# Read and write the policy of a job, and what the job has learned of its sizes.
-#
-# A size is a number of workers; the job learns mainly the throughput of each size. `PolicyNodes` is
-# the `policy` of a job's `JobStore`.
+# Read and write the policy of a job, and what the job has learned of its numbers of workers.
 
 
 class PolicyNodes:
-    """The nodes of one job that hold its policy and what it has learned of its sizes."""
-
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def get(self) -> JobPolicy:
-        """Return the policy of the job; an empty one (`JobPolicy()`) if it has none."""
         path = self._nodes.paths.policy
-        answer = self._nodes.read(get(path))[0]
-        if answer is None:
-            raise self._nodes.unknown()
-        return record_or_none(JobPolicy, path, answer) or JobPolicy()
+        return record_or_none(JobPolicy, path, self._nodes.existing(path)) or JobPolicy()
 
     def change(self, change: Callable[[JobPolicy], JobPolicy], why: str) -> JobPolicy:
-        """Replace the policy of the job by `change(policy)`, log an event, return the result."""
         p = self._nodes.paths
 
         def changed(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
             before = JobPolicy.from_json(found[p.policy])
             after = change(before)
-            at = found[p.generation].get("number", 0), found[p.status].get("step", 0)
             details = PolicySetDetails(after.is_on, after.source, after.text)
-            return {p.policy: after.to_json()}, Event(time.time(), *at, why, details)
+            event = Event(time.time(), *_place(p, found), why, details)
+            return {p.policy: after.to_json()}, event
 
         found = self._nodes.change_together((p.policy, p.generation, p.status), changed)
         return JobPolicy.from_json(found[p.policy])
@@ -404,14 +313,11 @@ class PolicyNodes:
         )
 
     def learned(self) -> ScalingProfile:
-        """Return the throughputs that the job has measured, by size; maybe none."""
         path = self._nodes.paths.learned
-        return (
-            record_or_none(ScalingProfile, path, self._nodes.read(get(path))[0]) or ScalingProfile()
-        )
+        answer = self._nodes.read(get(path))[0]
+        return record_or_none(ScalingProfile, path, answer) or ScalingProfile()
 
     def put_learned(self, learned: ScalingProfile) -> None:
-        """Write the throughputs that an earlier start of the job measured, by size."""
         path = self._nodes.paths.learned
 
         def change(found: dict[str, Any]) -> dict[str, Any]:
@@ -421,12 +327,6 @@ class PolicyNodes:
         self._nodes.compare_and_set(path, change)
 
 
-# ------------------------------------------------------------
-# Read and write the newest profile of a job, and let one process at a time profile the job.
-#
-# `ProfileNode` is the `profile` of a job's `JobStore`.
-
-
 class ProfileNode:
     """The nodes of one job that hold its profile and its hold, the right to profile the job."""
 
@@ -434,16 +334,11 @@ class ProfileNode:
         self._nodes = nodes
 
     def put(self, curve: Curve) -> None:
-        """Replace the profile of the job by `curve`, the throughput by number of workers."""
         self._nodes.compare_and_set(self._nodes.paths.profile, lambda _: curve.to_json())
 
     def get(self) -> Curve | None:
-        """Return the newest profile of the job; None without one."""
         path = self._nodes.paths.profile
-        answer = self._nodes.read(get(path))[0]
-        if answer is None:
-            raise self._nodes.unknown()
-        return record_or_none(Curve, path, answer)
+        return record_or_none(Curve, path, self._nodes.existing(path))
 
     def hold(self, hold: ProfileHold) -> bool:
         """Take the right to profile the job for as long as this session lives."""
@@ -451,32 +346,21 @@ class ProfileNode:
         return self._nodes.put_ephemeral(path, hold, lambda held: held["token"] == hold.token)
 
     def held(self) -> ProfileHold | None:
-        """Return the record of the process that profiles the job now; None without one."""
         path = self._nodes.paths.profile_hold
         return record_or_none(ProfileHold, path, self._nodes.read(get(path))[0])
 
     def release(self, token: str) -> None:
-        """Give up the right to profile the job; do nothing if another process or none has it."""
         hold = self.held()
         if hold is not None and hold.token == token:
             node = self._nodes.paths.profile_hold
             self._nodes.session.read_all("end a profile", [delete_node(node)])
 
 
-# ------------------------------------------------------------
-# Write requests to the leader of a job, and read its answers; each request is handled once.
-#
-# `RequestNodes` is the `requests` of a job's `JobStore`.
-
-
 class RequestNodes:
-    """The nodes of the requests to the leader of one job; requests are numbered from 0."""
-
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def add(self, request: Request) -> int:
-        """Write `request` for the leader, and return the number that ZooKeeper gave it."""
         data = encode(replace(request, number=-1).to_json())
         parent = self._nodes.paths.requests
         try:
@@ -489,7 +373,6 @@ class RequestNodes:
         return sequence(path)
 
     def get(self, number: int) -> Request:
-        """Read and return the request with the number `number`; `done` says if it was answered."""
         request, _ = self._read(number)
         if request is None:
             raise CoordinationError(f"job {self._nodes.paths.name} has no request number {number}")
@@ -502,7 +385,7 @@ class RequestNodes:
             request, version = self._read(number)
             if request is None or request.done:
                 return request
-            issue = partial(_delete, path=path, version=version)
+            issue = methodcaller("delete_async", path, version)
             try:
                 self._nodes.session.call("withdraw a request", issue)
             except BadVersionError:
@@ -521,30 +404,18 @@ class RequestNodes:
         return replace(request, number=number), answer[1].version
 
 
-def _delete(client: Any, path: str, version: int) -> Any:
-    return client.delete_async(path, version)
-
-
 # ------------------------------------------------------------
 # Write and remove the ephemeral nodes of the processes of a job: workers, agents, edl-workers.
-#
-# A job's `JobStore` has one object of each class: a `MemberNodes` for the workers as `members`, a
-# `HostNodes` for the agents as `hosts`, and a `SlotNodes` for the `edl-worker` processes under
-# horovodrun as `slots`.
 
 
 class MemberNodes:
-    """The nodes of the workers of one job, their candidate nodes, and the evictions of workers."""
-
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def new_id(self) -> int:
         """Return a worker id that no other worker of this start of the job has; ids grow from 0."""
         session, ids = self._nodes.session, self._nodes.paths.ids
-        answer = self._nodes.read(get(ids))[0]
-        if answer is None:
-            raise self._nodes.unknown()
+        answer = self._nodes.existing(ids)
         try:
             path: str = session.call(
                 "get a worker id",
@@ -557,7 +428,6 @@ class MemberNodes:
         return first_of(ids, answer) + sequence(path)
 
     def put(self, member: Member) -> None:
-        """Write the node of a worker, which lives as long as this session."""
         paths, ours = self._nodes.paths, partial(_is_of, member.attempt_id)
         if not self._nodes.put_ephemeral(paths.member(member.id), member, ours):
             raise CoordinationError(
@@ -581,7 +451,7 @@ class MemberNodes:
             if not nodes:
                 return
             try:
-                session.transact("remove a member", partial(_remove, run=run, nodes=nodes))
+                session.transact("remove a member", partial(delete_nodes, nodes=nodes, check=run))
             except Refused as refused:
                 if refused.is_missing(0):
                     return  # the job was started again
@@ -599,21 +469,11 @@ def _is_of(attempt_id: str, values: Mapping[str, Any]) -> bool:
     return Member.from_json(values).attempt_id == attempt_id
 
 
-def _remove(transaction: TransactionRequest, run: str, nodes: Iterable[str]) -> None:
-    """Add to `transaction` a check that the node `run` exists and the removal of `nodes`."""
-    transaction.check(run, -1)
-    for node in nodes:
-        transaction.delete(node)
-
-
 class HostNodes:
-    """The nodes of the agents of a job, one for each host."""
-
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def put(self, host: Host, is_dead: Callable[[Host], bool] = lambda _: False) -> None:
-        """Write the node of the agent that `host` describes; it lives as long as this session."""
         # Else an agent that slept could declare a device that another job has got meanwhile.
         owner = host
 
@@ -625,9 +485,7 @@ class HostNodes:
         def devices_are_granted() -> Mapping[str, int]:
             if not host.devices:
                 return {}
-            answer = self._nodes.read(get(paths.assigned))[0]
-            if answer is None:
-                raise self._nodes.unknown()
+            answer = self._nodes.existing(paths.assigned)
             assigned = Assigned.from_json(content(paths.assigned, answer))
             if not all(assigned.grants(host.name, device) for device in host.devices):
                 raise CoordinationError(
@@ -641,7 +499,6 @@ class HostNodes:
             raise AgentExists(host.name, paths.name, owner.pid, owner.address)
 
     def ask_to_leave(self, name: str) -> bool:
-        """Write into the node of a host's agent the request to take the host out of the job."""
         # Lost if the session of the agent ends, as the agent then writes its node anew.
         node = self._nodes.paths.host(name)
         try:
@@ -652,13 +509,10 @@ class HostNodes:
 
 
 class SlotNodes:
-    """The nodes of the edl-worker processes of a job under horovodrun, one for each slot."""
-
     def __init__(self, nodes: JobNodes) -> None:
         self._nodes = nodes
 
     def put(self, slot: SlotRecord) -> None:
-        """Write the node of the edl-worker that `slot` describes; it ends with this session."""
         node = self._nodes.paths.slot(slot.host, slot.slot)
         # horovodrun's driver has one process in a slot: the node of an earlier one is replaced.
         self._nodes.put_ephemeral(node, slot, lambda values: True)
@@ -673,14 +527,11 @@ class SlotNodes:
 # evictions, answers to requests and events are one transaction. It is refused if somebody else has
 # changed the generation, or a record that it would overwrite, since the leader read them.
 
-
 ATTEMPTS = 10  # each is lost only to another writer of the same nodes
-
 Answer = tuple[bytes, ZnodeStat]  # data and stat of a node that exists
 
 
 def job_election(nodes: JobNodes, worker: int) -> Election:
-    """Return the election of a job's leader, in which a worker of the job is the candidate."""
     return Election(
         nodes.session,
         nodes.paths.election,
@@ -693,19 +544,15 @@ def job_election(nodes: JobNodes, worker: int) -> Election:
 
 
 class DecisionWriter:
-    """The writer of the decisions of a job's leader during one term."""
-
     def __init__(self, nodes: JobNodes, leadership: Leadership) -> None:
         self._nodes = nodes
         self._leadership = leadership
 
     @property
     def term(self) -> int:
-        """The number of the leader's term."""
         return self._leadership.term
 
     def carry_out(self, decision: MembershipDecision, events: Sequence[Event] = ()) -> None:
-        """Write a membership decision and its events in one transaction."""
         for _ in range(ATTEMPTS):
             writes = self._writes(decision)
             if not writes:
@@ -721,33 +568,26 @@ class DecisionWriter:
         )
 
     def put_event(self, event: Event) -> None:
-        """Append to the event log what the leader of this term has found."""
         self._leadership.commit([self._logged(event)])
 
     def put_status(self, status: TrainingStatus) -> None:
-        """Replace the summary of the training for people and tools, in the status node."""
         self._leadership.commit([Write(self._nodes.paths.status, status.to_json())])
 
     def put_policy(self, before: JobPolicy, policy: JobPolicy, event: Event) -> None:
-        """Replace the policy `before` of the job by `policy`, and log `event`, at once."""
         path = self._nodes.paths.policy
-        answer = self._nodes.read(get(path))[0]
-        if answer is None:
-            raise self._nodes.unknown()
+        answer = self._nodes.existing(path)
         if JobPolicy.from_json(decode(path, answer[0])) != before:
             raise CoordinationError("the job has another policy meanwhile; decide again")
         write = Write(path, policy.to_json(), answer[1].version)
         self._leadership.commit([write, self._logged(event)])
 
     def put_learned(self, learned: ScalingProfile) -> None:
-        """Replace the stored throughputs that the job has measured; a later leader reads them."""
         self._leadership.commit([Write(self._nodes.paths.learned, learned.to_json())])
 
     def _logged(self, event: Event) -> Write:
         return Write(f"{self._nodes.paths.events}/e-", event.to_json(), sequence=True)
 
     def _writes(self, decision: MembershipDecision) -> list[Write]:
-        """Read the nodes that `decision` changes, and return the writes that change them."""
         paths = self._nodes.paths
         registered = [paths.member(worker) for worker in sorted(decision.registered)]
         evicted = {worker: paths.evicted_worker(worker) for worker in decision.evict}
@@ -759,78 +599,42 @@ class DecisionWriter:
         if None in (generation, desired, assigned):
             raise self._nodes.unknown()
         present = iter([stat is not None for stat in stats])
-        writes = [
-            *self._generation(decision.generation, generation),
-            *self._sizes(decision.change, desired, assigned),
-            *self._evictions(decision.evict, [*islice(present, len(evicted))]),
-            *self._answers(decision.answers, [*islice(present, len(answered))]),
-            *self._requests(decision.asks),
-        ]
+        writes = []
+        if (new := decision.generation) is not None:
+            current = decode(paths.generation, generation[0])
+            number = Generation.from_json(current).number if current else 0
+            if new.number != number + 1 or new.term != self.term:
+                raise CoordinationError(
+                    f"generation {new.number} of term {new.term} cannot follow generation {number} "
+                    f"in term {self.term}; decide again on a fresh snapshot"
+                )
+            writes.append(Write(paths.generation, new.to_json(), generation[1].version))
+        if change := decision.change:
+            # Others may have changed only the devices or the batch, with the numbers as they were.
+            now = Desired.from_json(decode(paths.desired, desired[0]))
+            if not change.starts_from(now, Assigned.from_json(decode(paths.assigned, assigned[0]))):
+                raise CoordinationError("others have changed the desired workers; decide again")
+            writes.append(Write(paths.desired, change.desired.to_json(), desired[1].version))
+            if change.assigned is not None:
+                writes.append(Write(paths.assigned, change.assigned.to_json(), assigned[1].version))
+        for worker, reason in decision.evict.items():
+            if not next(present):  # else it is evicted already
+                eviction = {"reason": reason, "term": self.term}
+                writes.append(Write(evicted[worker], eviction, create=True))
+        for answer in decision.answers:
+            if next(present):
+                writes.append(Write(paths.request(answer.number), answer.to_json()))
+            elif answer.accepted:  # the decision grants what its requester has withdrawn
+                raise CoordinationError("a request was withdrawn meanwhile; decide again")
+        for request in decision.asks:
+            numberless = replace(request, number=-1).to_json()  # ZooKeeper numbers it
+            writes.append(Write(f"{paths.requests}/r-", numberless, sequence=True))
         if writes and not all(present):
             raise CoordinationError("a worker has left as agreed meanwhile; decide again")
         return [*(Write(path, {}, check=True) for path in registered if writes), *writes]
 
-    def _generation(self, new: Generation | None, read: Answer) -> list[Write]:
-        """Return the write of a new generation, as a list of one, or an empty list."""
-        if new is None:
-            return []
-        path, (data, stat) = self._nodes.paths.generation, read
-        current = decode(path, data)
-        number = Generation.from_json(current).number if current else 0
-        if new.number != number + 1 or new.term != self.term:
-            raise CoordinationError(
-                f"generation {new.number} of term {new.term} cannot follow generation {number} "
-                f"in term {self.term}; decide again on a fresh snapshot"
-            )
-        return [Write(path, new.to_json(), stat.version)]
-
-    def _sizes(
-        self, change: DesiredChange | None, desired: Answer, assigned: Answer
-    ) -> list[Write]:
-        """Return the writes of a change of the desired numbers of workers by host."""
-        if not change:
-            return []
-        paths = self._nodes.paths
-        # Others may have changed only the devices or the batch, with the numbers as they were.
-        now = Desired.from_json(decode(paths.desired, desired[0]))
-        if not change.starts_from(now, Assigned.from_json(decode(paths.assigned, assigned[0]))):
-            raise CoordinationError("others have changed the desired workers; decide again")
-        writes = [Write(paths.desired, change.desired.to_json(), desired[1].version)]
-        if change.assigned is not None:
-            writes.append(Write(paths.assigned, change.assigned.to_json(), assigned[1].version))
-        return writes
-
-    def _evictions(self, evict: Mapping[int, str], present: Sequence[bool]) -> list[Write]:
-        """Return the writes that evict workers, except workers that are evicted already."""
-        return [
-            Write(
-                self._nodes.paths.evicted_worker(worker),
-                {"reason": reason, "term": self.term},
-                create=True,
-            )
-            for (worker, reason), is_there in zip(evict.items(), present, strict=True)
-            if not is_there
-        ]
-
-    def _answers(self, answers: Sequence[Request], present: Sequence[bool]) -> list[Write]:
-        writes = []
-        for answer, is_there in zip(answers, present, strict=True):
-            if is_there:
-                writes.append(Write(self._nodes.paths.request(answer.number), answer.to_json()))
-            elif answer.accepted:  # the decision grants what its requester has withdrawn
-                raise CoordinationError("a request was withdrawn meanwhile; decide again")
-        return writes
-
-    def _requests(self, asks: Iterable[Request]) -> list[Write]:
-        """Return the writes that add requests of the leader itself to the job's requests."""
-        prefix = f"{self._nodes.paths.requests}/r-"
-        numberless = (replace(request, number=-1) for request in asks)  # ZooKeeper numbers them
-        return [Write(prefix, request.to_json(), sequence=True) for request in numberless]
-
 
 class WorkerView(NamedTuple):
-    """The records of a job that a worker reads while it does not lead."""
-
     job: Job
     generation: Generation | None  # None before the first one
     evicted: Mapping[int, str]  # the reason of each eviction, by worker
@@ -877,11 +681,9 @@ class JobStore:
         self.nodes.belong_to(run)
 
     def delete(self) -> None:
-        """Remove all nodes of the job, alive or not; do nothing if there is no such job."""
         nodes.delete_job(self.session, self.paths)
 
     def snapshot(self, wake: OnChange = None) -> Snapshot:
-        """Read the nodes of the job at about one time, and return them as records."""
         # `wake` is called on kazoo's connection thread, so it must not block. Without it all nodes
         # are read; with it, those that it watches only if they are new or have changed.
         p = self.paths
@@ -917,7 +719,9 @@ class JobStore:
             requests=tuple(sorted((r for r in asked if not r.done), key=lambda r: r.number)),
             evicted=_evicted(evicted),
             status=TrainingStatus.from_json(content(p.status, found[p.status])),
-            slots=_slot_records(slots),
+            slots=tuple(
+                sorted((record(SlotRecord, n) for n in slots), key=lambda s: (s.host, s.slot))
+            ),
             policy=record_or_none(JobPolicy, p.policy, found[p.policy]) or NO_POLICY,
         )
 
@@ -968,7 +772,6 @@ class JobStore:
         end_within_s: float = 0.0,
         event: Event | None = None,
     ) -> bool:
-        """Move the job to `state` if it is in one of the states `only_from`."""
         # `end_within_s`: of a preemption, to save everything and end; 0: as it was. `exit_code` 0
         # likewise.
         moved = False
@@ -995,14 +798,10 @@ class JobStore:
         return moved
 
     def status(self) -> TrainingStatus:
-        """Return the training summary that the leader wrote last; before that, the default one."""
-        answer = self.nodes.read(get(self.paths.status))[0]
-        if answer is None:
-            raise self.nodes.unknown()
+        answer = self.nodes.existing(self.paths.status)
         return TrainingStatus.from_json(content(self.paths.status, answer))
 
     def put_saved(self, directory: str, step: int, only_later: bool = False) -> None:
-        """Record in the job where its newest checkpoint is, in place of the one recorded before."""
         saved = {"checkpoint": directory, "saved_step": step}
 
         def change(values: dict[str, Any]) -> dict[str, Any]:
@@ -1017,24 +816,65 @@ class JobStore:
 
     def set_desired(
         self,
-        change: Choice,
+        choose: Choice,
         by: RequestedBy,
         why: str,
         terms: ReclaimTerms = NO_TERMS,
         devices: DeviceSets = NO_DEVICES,
     ) -> DesiredChange:
         """Set how many workers are desired on each host, and log an event that says why."""
-        return set_desired(self.nodes, change, by, why, terms, devices)
+        p, hold = self.paths, self.paths.profile_hold
+        made: list[DesiredChange] = []
+
+        def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
+            made.append(_changed(p, found, choose, by, why, terms, devices))
+            new, event = _written(p, found, made[-1])
+            # A running `edl profile` then leaves the job at that size.
+            if by is RequestedBy.PERSON and found.get(hold):
+                new |= {hold: {**found[hold], "asked": True}}
+            if by is RequestedBy.PERSON and made[-1] and found.get(p.policy):
+                held = JobPolicy.from_json(found[p.policy]).held(time.time())
+                new |= {p.policy: held.to_json()}
+            return new, event
+
+        read = (p.desired, p.assigned, p.generation, p.status, hold, p.policy)
+        self.nodes.change_together(read, change)
+        return made[-1]
 
     def record_returned(self, done: Reclaim, after_s: float) -> None:
         """Remove a demand to give borrowed slots back, which was fulfilled, and log an event."""
-        record_returned(self.nodes, done, after_s)
+        p = self.paths
+
+        def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
+            before = Desired.from_json(found[p.desired])
+            after = without_reclaimed(before, [done])
+            if after == before:
+                return {}, None
+            details, reason = describe_returned(done, after_s)
+            event = Event(time.time(), *_place(p, found), reason, details)
+            return {p.desired: after.to_json()}, event
+
+        self.nodes.change_together((p.desired, p.generation, p.status), change)
 
     def discover(
         self, slots: Mapping[str, int], first: Placement, min_np: int, max_np: int | None
     ) -> Desired:
         """Record the slots that horovodrun may use; at the first call for a job, desire `first`."""
-        return discover(self.nodes, slots, first, min_np, max_np)
+        p = self.paths
+
+        def change(found: Mapping[str, Values]) -> tuple[Mapping[str, Values], Event | None]:
+            begins = _changed(
+                p, found, lambda now: now or first, RequestedBy.LAUNCHER, "the job starts"
+            )
+            new, event = _written(p, found, begins)
+            if begins:
+                job = Job.from_json(found[p.job])
+                sizes = replace(job.sizes, min_np=min_np, max_np=max_np or job.sizes.max_np)
+                new |= {p.job: replace(job, spec=replace(job.spec, sizes=sizes)).to_json()}
+            return {**new, p.discovered: dict(slots)}, event
+
+        read = (p.desired, p.assigned, p.generation, p.status, p.job, p.discovered)
+        return Desired.from_json(self.nodes.change_together(read, change)[p.desired])
 
     def assign(self, change: Callable[[dict[str, int]], dict[str, int]]) -> None:
         """Replace the numbers of workers by host, for a launcher that assigns by slot."""
@@ -1048,11 +888,6 @@ class JobStore:
         if answer is None:
             raise self.nodes.unknown()
         return record(Job, (self.paths.job, answer[0]))
-
-
-def _slot_records(found: Iterable[Node]) -> tuple[SlotRecord, ...]:
-    slots = (record(SlotRecord, node) for node in found)
-    return tuple(sorted(slots, key=lambda kept: (kept.host, kept.slot)))
 
 
 def _evicted(found: Iterable[Node]) -> dict[int, str]:
@@ -1071,7 +906,6 @@ def _evicted(found: Iterable[Node]) -> dict[int, str]:
 
 
 def conclude(store: JobStore, outcome: JobEnd, snapshot: Snapshot) -> None:
-    """Write the end of the job into its record, and an event of that end, in one transaction."""
     # Nothing is written if the state has changed since the snapshot.
     state, before = outcome.state, snapshot.job.state
     event = _event(store, _ENDS[state](), outcome.reason, snapshot)
@@ -1088,7 +922,6 @@ _ENDS: Mapping[JobState, type[Details]] = {
 def worker_ended(
     store: JobStore, process: Process, host: str, snapshot: Snapshot, output_tail: str = ""
 ) -> None:
-    """Record as an event how a worker's process has ended."""
     failed = process.failed or process.deserted
     details = (WorkerFailedDetails if failed else WorkerExitedDetails)(
         worker=None if process.worker is None else process.name,
@@ -1102,18 +935,15 @@ def worker_ended(
 
 
 def slot_disabled(store: JobStore, host: str, slot: int, reason: str, snapshot: Snapshot) -> None:
-    """Record as an event that a host starts no more workers in one of its slots."""
     _add(store, SlotDisabledDetails(host, slot), reason, snapshot)
 
 
 def no_template(store: JobStore, host: str, why: str, snapshot: Snapshot) -> None:
-    """Record as an event that a host has no template, a process that forks workers."""
     reason = f"host {host} starts each worker anew, which takes longer than from a template: {why}"
     _add(store, NoTemplateDetails(host), reason, snapshot)
 
 
 def worker_that_ended(event: Event) -> int | None:
-    """Return the id of the worker whose end `event` reports: 3 for w3."""
     if not isinstance(event.details, EndedDetails) or event.details.worker is None:
         return None
     return int(event.details.worker[1:])
@@ -1142,12 +972,8 @@ def _event(store: JobStore, details: Details, reason: str, snapshot: Snapshot) -
 
 
 # ------------------------------------------------------------
-# Write a job again that ZooKeeper has lost: what one process of the job does for it.
-#
-# A worker has a `WorkersLostJob`, a launcher a `LaunchersLostJob`. The workers of the ring try
-# first, in the order of their ranks, and a launcher writes only when no worker answers; `lost_job`
-# has the rules.
-
+# Write a job again that ZooKeeper has lost. The workers of the ring try first, in the order of
+# their ranks, and a launcher writes only when no worker answers; `job.run` has the rules.
 
 LOST = "ZooKeeper has lost the job; training goes on, and its processes write it again"
 
@@ -1162,7 +988,6 @@ class LostJob(ABC):
         self._since: float | None = None
 
     def is_back(self) -> None:
-        """Note that this process has read the job from ZooKeeper, which ends a loss."""
         self._since = None
 
     def handle(self, error: UnknownJob, name: str, step: int) -> bool:
@@ -1176,8 +1001,12 @@ class LostJob(ABC):
                 self._say(LOST)
             missed_s, generation = now - self._since, self._store.copy.generation
             trains = self._trains(generation)
-            if self._writes(generation, missed_s, trains) and self._write(generation, name, step):
-                return True
+            if self._writes(generation, missed_s, trains):
+                number = 0 if generation is None else generation.number
+                reason = f"ZooKeeper had lost the job and its events; {name} wrote it again"
+                event = Event(time.time(), number, step, reason, JobRestoredDetails(name))
+                if self._store.write_again(event):
+                    return True
             return trains or missed_s < PATIENCE_S
         except CoordinationError as away:
             logger.info("%s", away)
@@ -1191,13 +1020,6 @@ class LostJob(ABC):
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
         """Return whether it is this process's turn to write the job into ZooKeeper again."""
 
-    def _write(self, generation: Generation | None, name: str, step: int) -> bool:
-        """Write the job again, with an event that reports it."""
-        number = 0 if generation is None else generation.number
-        reason = f"ZooKeeper had lost the job and its events; {name} wrote it again"
-        event = Event(time.time(), number, step, reason, JobRestoredDetails(name))
-        return self._store.write_again(event)
-
 
 class WorkersLostJob(LostJob):
     """The procedure for a worker: the workers try in rank order to write the lost job again."""
@@ -1208,7 +1030,6 @@ class WorkersLostJob(LostJob):
         return may_restore(self.own, generation, self._store.copy.evicted)
 
     def _writes(self, generation: Generation | None, missed_s: float, trains: bool) -> bool:
-        """Return whether it is this worker's turn to write the lost job again."""
         if not trains or missed_s < restore_delay_s(self.own, generation):
             return False
         members = () if generation is None else (*generation.members, *generation.previous)
@@ -1228,10 +1049,6 @@ class LaunchersLostJob(LostJob):
     """The procedure for a launcher: it writes a lost job again only if no worker answers."""
 
     # Workers come first: a live one may have read newer nodes of the job.
-
-    # Whether this launcher may write the job at all; True until the caller sets it. An agent that
-    # `edl host` keeps for one start of a job sets it to False: its copy may be older than the stop
-    # and the removal of the job.
     # Whether this launcher may write the job. The agent that `edl host` keeps for one start of a
     # job may not: its copy may be older than the stop and the removal of the job.
     writes = True

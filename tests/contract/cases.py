@@ -21,8 +21,6 @@ SIZES = (0, 1, 7, 2**15 - 9, 2**15 - 8, 2**15 - 7, 100_003)  # around the first 
 
 
 class Member(Protocol):
-    """One worker in a case."""
-
     worker: int
     ring: Ring
 

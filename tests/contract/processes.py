@@ -22,8 +22,6 @@ EACH = 10  # generations of a case
 
 
 class Processes:
-    """Runs a case on all workers."""
-
     bound_s = 25.0  # for a break to show: below Gloo's own time-out of 30 s
 
     def __init__(self, framework: str) -> None:
@@ -68,7 +66,6 @@ class Processes:
         self._server.close()
 
     def run(self, case: str) -> list[Any]:
-        """Run the case on all workers, and return what it returns on each."""
         self._cases += 1
         base = self._cases * EACH
         for process in self._processes:

@@ -13,15 +13,12 @@ from edl.testing.schedule import Random, TaskScheduler
 
 
 class Threads:
-    """Runs a case on all workers, in as many orders as there are ``seeds``."""
-
     bound_s = 31.0  # of virtual time: Gloo's own time-out
 
     def __init__(self, seeds: int) -> None:
         self._seeds = seeds
 
     def run(self, case: str) -> list[Any]:
-        """Run the case with each seed; return what it returns on each worker with the last seed."""
         results: dict[int, Any] = {}
         for seed in range(self._seeds):
             schedule = TaskScheduler(Random(seed))
@@ -46,8 +43,6 @@ class Threads:
 
 
 class ThreadMember:
-    """See :class:`cases.Member`."""
-
     def __init__(self, network: LoopbackNetwork, worker: int) -> None:
         self._network = network
         self.worker = worker

@@ -36,13 +36,10 @@ SESSION_S, CONNECT_S = 10.0, 5.0
 
 @functools.cache
 def verbs() -> Verbs:
-    """Return the runner of commands of this process, which is made once."""
     return Verbs()
 
 
 class Running:
-    """An `edl` process in the background."""
-
     def __init__(self, process: forked.Started, log: Path) -> None:
         self.process = process
         self._log = log
@@ -58,7 +55,6 @@ class Running:
             pytest.fail(f"edl still runs after {timeout_s:g} s; its output:\n{self.output}")
 
     def expect(self, text: str, timeout_s: float = WAIT_S) -> None:
-        """Wait until the output contains ``text``."""
         until(lambda: text in self.output, timeout_s, lambda: f"no {text!r} in:\n{self.output}")
 
     def signal(self, number: signal.Signals) -> None:
@@ -74,8 +70,6 @@ class Running:
 
 
 class Shell:
-    """Runs `edl` with the environment of one test."""
-
     def __init__(self, directory: Path, hosts: str) -> None:
         self.directory = directory
         self.environment = {
@@ -99,7 +93,6 @@ class Shell:
     def edl(
         self, *words: str, timeout_s: float = WAIT_S, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run to the end."""
         if verbs().takes(words, self.environment):
             return verbs().run(words, cwd or self.directory, self.environment, timeout_s)
         place = cwd or self.directory
@@ -116,12 +109,10 @@ class Shell:
         )
 
     def start(self, *words: str) -> Running:
-        """Run `edl` in the background."""
         command = [sys.executable, "-m", "edl.cli.main", *words]
         return self.launch(command, f"edl-{len(self.started)}.log")
 
     def launch(self, command: Sequence[str], log_name: str) -> Running:
-        """Run any command in the background; its output is added to the log."""
         log = self.directory / log_name
         start = forked.start if self.forks else start_process
         process = start(command, self.directory, self.environment, log)
@@ -129,12 +120,10 @@ class Shell:
         return self.started[-1]
 
     def status(self, job: str = "j") -> dict[str, Any]:
-        """Return what `edl status --json` prints, without a process that imports edl."""
         with self.store(job) as store:
             return status_of(store)
 
     def until_size(self, size: int, job: str = "j") -> dict[str, Any]:
-        """Wait until the ring has ``size`` workers, which all are in it."""
         facts: dict[str, Any] = {}
 
         def there() -> bool:
@@ -153,13 +142,11 @@ class Shell:
         return facts
 
     def events(self, job: str = "j") -> list[dict[str, Any]]:
-        """Return what `edl events --json` prints, without a process that imports edl."""
         with self.store(job) as store:
             return events_of(store)
 
     @contextmanager
     def store(self, job: str) -> Iterator[JobStore]:
-        """Yield the records of the job, as a process that knows its secret sees them."""
         state = Path(self.environment["XDG_STATE_HOME"]) / "edl"
         known = candidates(state, job, self.environment.get("EDL_SECRET"))
         yield JobStore(self._identified(tuple(Access(job, secret) for secret in known)), job)
@@ -182,13 +169,11 @@ class Shell:
         return session
 
     def close(self) -> None:
-        """End the session of :meth:`store`."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
     def processes(self) -> list[psutil.Process]:
-        """Return the processes of this test that live."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -213,7 +198,6 @@ def until(
 
 @contextmanager
 def shell_of(directory: Path, hosts: str) -> Iterator[Shell]:
-    """Yield a shell with the ZooKeeper at ``hosts``; fail if the test leaves a process behind."""
     one = Shell(directory, hosts)
     yield one
     one.close()
@@ -232,6 +216,5 @@ def shell_of(directory: Path, hosts: str) -> Iterator[Shell]:
 
 @pytest.fixture
 def shell(tmp_path: Path, zk_hosts: str) -> Iterator[Shell]:
-    """Yield a shell of this test's own; fail if the test leaves a process behind."""
     with shell_of(tmp_path, zk_hosts) as one:
         yield one

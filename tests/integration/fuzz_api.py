@@ -29,8 +29,6 @@ WANTED = [
 
 
 class Signed(requests.auth.AuthBase):
-    """Signs what `requests` sends, with the nonce of the answer before."""
-
     def __init__(self, url: str, key: str) -> None:
         self._key = key
         answer = requests.get(f"{url}/v1/jobs", timeout=ANSWER_S)

@@ -103,8 +103,6 @@ PLAN = (  # a join, a death of rank 0, another join, a leave of rank 0, and a jo
 
 
 class RingSettings:
-    """Runs the rings of PLAN under a setting."""
-
     def __init__(self) -> None:
         self._server = RendezvousServer("127.0.0.1", health=dict)
         self._process: subprocess.Popen[str] | None = None
@@ -170,7 +168,6 @@ class RingSettings:
 
 
 def _say(*words: object) -> None:
-    """One write, so that the lines of several processes do not mix."""
     os.write(1, (" ".join(str(word) for word in words) + "\n").encode())
 
 

@@ -18,14 +18,12 @@ from edl.records import RequestedBy
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
-
 RUN, LATER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
 Create = Callable[..., Job]
 
 
 @pytest.fixture
 def create(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Create:
-    """``create(run, hosts, *options, **settings)``: as a controller creates the job j, and dies."""
     for name in ("EDL_ZOOKEEPER", "XDG_STATE_HOME", "EDL_SESSION_TIMEOUT_S"):
         monkeypatch.setenv(name, shell.environment[name])
 

@@ -14,16 +14,12 @@ from edl.http.server import HttpRequest, Response
 from edl.ring.rendezvous import BULK, RendezvousServer, new_scope, rendezvous_environment
 
 __all__ = ["serve", "workers"]  # fixtures
-
 HERE, SIZE = "127.0.0.1", 3
 LONG_S = 60  # for Gloo on a busy machine: nobody dies here
-
 pytestmark = pytest.mark.integration
 
 
 class Counting(RendezvousServer):
-    """Counts what it is asked: by method, and the key without numbers."""
-
     def __init__(self) -> None:
         super().__init__(HERE)
         self.asked: Counter[str] = Counter()

@@ -17,7 +17,6 @@ from edl.zookeeper.local_server import start_local, stop_local
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
-
 RUN = ("run", "-np", "2", "--max-np", "4", "--job", "j", "--host", "a")
 
 

@@ -29,7 +29,6 @@ from edl.text import counted
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
-
 GOES_ON = "the migration goes on; `edl migrate j --from b --to a --np 1` takes it back"
 
 

@@ -27,7 +27,6 @@ from edl.zookeeper.access import Access, new_secret
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 __all__ = ["shell"]
-
 LAB = Access("lab", new_secret())
 JOBS = 40
 
@@ -200,7 +199,6 @@ def test_what_was_acknowledged_is_there_once_whatever_is_killed(cluster: Shell) 
 
 
 def acknowledged(api: ApiClient, shell: Shell, job: str) -> bool:
-    """Submit a job with its key; return whether that was acknowledged."""
     try:
         answer = api.call("POST", f"/v1/jobs?key={job}", manifest(shell, job))
     except CoordinationError:

@@ -57,7 +57,6 @@ from edl.zookeeper.session import Session
 from edl.zookeeper.store import JobStore
 
 pytestmark = pytest.mark.integration
-
 Wait = Callable[..., None]
 JOB = make_job()
 RUN, LATER = "0123456789abcdef", "fedcba9876543210"
@@ -69,7 +68,6 @@ def member(worker: int, attempt_id: str = "a", **changes: object) -> Member:
 
 
 def put(store: JobStore, path: str, record: Record) -> None:
-    """Write what a leader writes, without its fence."""
     data = encode(record.to_json())
     store.session.call("test", lambda c: c.set_async(path, data))
 

@@ -37,7 +37,6 @@ from edl.zookeeper.session import Refused, Session
 from edl.zookeeper.store import DecisionWriter, JobStore, job_election
 
 pytestmark = pytest.mark.integration
-
 Wait = Callable[..., None]
 EVENT = Event(1.0, 1, 7, "why", GenerationDetails(1, ("w0",), ("w0",), (), True))
 MEMBER = RingMember(0, "alpha", 0, "127.0.0.1", 4711)

@@ -22,7 +22,6 @@ from edl.zookeeper.session import Session
 from edl.zookeeper.store import NUMBERS, JobStore
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
 HERE = "127.0.0.1"
 RESTORED = Event(1.0, 3, 7, "w4 wrote it again", JobRestoredDetails("w4"))
 

@@ -21,12 +21,10 @@ from edl.zookeeper.store import JobStore
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
-
 RUN = ("run", "-np", "1", "--host", "a")
 
 
 def create(hosts: str, state: Path | None, name: str, ends: JobState | None) -> None:
-    """Create a job whose starter is gone; its secret is kept in ``state``."""
     secret = new_secret()
     if state is not None:
         keep(state, name, secret)

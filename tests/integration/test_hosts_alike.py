@@ -18,7 +18,6 @@ from edl.zookeeper.paths import JobPaths
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
-
 SAME = ("run", "--or-join", "-np", "1", "--slots", "1", "--max-np", "3", "--job", "j")
 
 

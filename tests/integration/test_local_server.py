@@ -79,7 +79,6 @@ def test_it_listens_on_loopback_only_and_only_on_one_port(state: Path) -> None:
 
 
 def _own_port(address: str) -> int:
-    """Return a free port that the system gives to no other process while a test does without it."""
     first, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     while True:
         port = random.randrange(max(1024, first - 10_000), first)

@@ -13,7 +13,6 @@ from edl.http.server import DaemonServer
 from edl.metric import Sample, counter
 
 pytestmark = pytest.mark.integration
-
 HERE = "127.0.0.1"
 STEPS = counter("edl_steps_total", "Steps that the job has completed")
 

@@ -16,13 +16,11 @@ from edl.zookeeper.reads import children, get
 from edl.zookeeper.session import Session
 
 pytestmark = pytest.mark.integration
-
 COUNT = 40  # nodes; more than are worth a request of their own
 
 
 @pytest.fixture
 def nodes(session: Session) -> list[str]:
-    """Create many nodes with a child each, and return their paths."""
     paths = [f"/many/{number:02d}" for number in range(COUNT)]
     session.client.ensure_path("/many")
     for path in paths:
@@ -32,8 +30,6 @@ def nodes(session: Session) -> list[str]:
 
 
 class Woken:
-    """Counts the calls of watches."""
-
     def __init__(self) -> None:
         self.count = 0
         self.called = threading.Event()

@@ -23,7 +23,6 @@ from edl.errors import RingError
 from edl.http.client import fetch
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
 HOSTS = ("a", "b", "c")
 SESSION_S = 3.0
 SLACK_S = 12.0  # far below the 30 s after which Gloo gives up by itself
@@ -33,7 +32,6 @@ SLACK_S = 12.0  # far below the 30 s after which Gloo gives up by itself
 def hosts_that_train(
     directory: Path, session_s: float = SESSION_S, **settings: Any
 ) -> Iterator[tuple[Net, HostsScenario]]:
-    """One worker on each of three hosts, which train."""
     with (
         Net("zk", *HOSTS) as net,
         on_hosts(net, directory, np=1, max_np=3, session_s=session_s, **settings) as job,
@@ -44,8 +42,6 @@ def hosts_that_train(
 
 
 def health(net: Net, host: str) -> dict[str, Any]:
-    """Return what the worker on ``host`` says of itself, asked there."""
-
     def look() -> dict[str, Any]:
         for address, port in sorted(net.listening(host)):
             with contextlib.suppress(OSError, RingError, ValueError):  # Gloo's speak no HTTP

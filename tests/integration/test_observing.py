@@ -26,7 +26,6 @@ Wait = Callable[..., None]
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this user know the secret of the job `digits`, and of no other one."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     keep(config.state_dir(), "digits", DIGITS.secret)
 

@@ -29,7 +29,6 @@ from edl.ring.rendezvous import (
 )
 
 pytestmark = pytest.mark.integration
-
 HERE = "127.0.0.1"
 SCOPE, NEXT = new_scope(1), new_scope(2)
 KEY = http_key("0123456789abcdef" * 4, "digits")
@@ -73,8 +72,6 @@ def test_a_server_whose_start_was_interrupted_can_be_closed(
 
 
 class Client:
-    """What Horovod does with a scope."""
-
     def __init__(self, server: RendezvousServer, scope: str = SCOPE) -> None:
         self.port, self.scope = server.port, scope
 
@@ -88,7 +85,6 @@ class Client:
         return fetch(HERE, self.port, self.path(key), timeout_s)
 
     def send(self, text: bytes) -> bytes:
-        """Send exactly these bytes, and return the answer; empty when the server just closes."""
         with socket.create_connection((HERE, self.port), 10) as connection:
             connection.sendall(text)
             answer = b""

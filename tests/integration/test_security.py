@@ -46,7 +46,6 @@ from edl.zookeeper.store import JobStore
 
 pytestmark = pytest.mark.integration
 __all__ = ["shell"]
-
 COUNTING = SCRIPTS / "counting.py"
 OTHER = "f" * 64
 Quick = Callable[..., str]
@@ -54,8 +53,6 @@ Quick = Callable[..., str]
 
 @dataclass
 class Training:
-    """A job of two workers that trains, and what an outsider may know of it."""
-
     job: Job
     server: Path  # the state directory of its ZooKeeper
     session: Session  # of somebody who knows the secret
@@ -98,7 +95,6 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
 
 @pytest.fixture(params=["nothing", "another secret", "another job"])
 def stranger(request: pytest.FixtureRequest, training: Training) -> Iterator[KazooClient]:
-    """Somebody who reaches ZooKeeper and knows nothing, or the wrong thing."""
     name, secret = training.job.name, training.access.secret
     wrong = {"another secret": Access(name, OTHER), "another job": Access("x", secret)}
     known = wrong.get(request.param)
@@ -284,8 +280,6 @@ class TestTheSecret:
 def quick(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Quick:
-    """``quick(words, code)``: an `edl` command in this process; what it said on standard error."""
-
     def call(words: str, code: int = 2) -> str:
         monkeypatch.delenv("EDL_SECRET", raising=False)
         monkeypatch.setenv("EDL_SECRET_FILE", "")  # --secret-file sets it, for this process
@@ -298,8 +292,6 @@ def quick(
 
 
 class TestCommands:
-    """`edl` on hosts and by users that know the secret, or do not."""
-
     def test_another_host_needs_it(self, shell: Shell, quick: Quick, tmp_path: Path) -> None:
         run = ("run", "--max-np", "2", "--slots", "1", "--job", "j", "--host", "a")
         shell.start(*run, sys.executable, STANDIN)
@@ -376,7 +368,6 @@ class TestCommands:
 
 
 def _needles(training: Training) -> set[str]:
-    """Return the secret and all that is made from it."""
     access = training.access
     return {
         access.secret,
@@ -386,7 +377,6 @@ def _needles(training: Training) -> set[str]:
 
 
 def _java_of(state: Path) -> list[psutil.Process]:
-    """Return the ZooKeeper of that state directory, which its command line names."""
     found = []
     for process in psutil.process_iter():
         try:

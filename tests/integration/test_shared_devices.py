@@ -17,7 +17,6 @@ __all__ = ["shell"]
 
 
 def here(shell: Shell, job: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the devices of a job on its host, and those that are busy, as its agent's record."""
     with shell.store(job) as store:
         host: Host
         [host] = store.snapshot().hosts
@@ -25,7 +24,6 @@ def here(shell: Shell, job: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def seen(shell: Shell, job: str) -> dict[int, tuple[str, str]]:
-    """Return by slot the device of each worker, and what CUDA would see."""
     with shell.store(job) as store:
         members = store.snapshot().members
     variables = {m.slot: psutil.Process(m.pid).environ() for m in members}

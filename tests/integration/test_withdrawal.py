@@ -18,7 +18,6 @@ from edl.zookeeper.session import Session
 from edl.zookeeper.store import JobStore
 
 pytestmark = pytest.mark.integration
-
 HERE = "127.0.0.1"
 
 

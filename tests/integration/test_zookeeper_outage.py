@@ -24,7 +24,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.chaos]
 
 
 def health(process: psutil.Process) -> dict[str, Any]:
-    """Return what a worker says of itself, which needs no ZooKeeper."""
     for connection in process.net_connections(kind="tcp"):
         if connection.status == psutil.CONN_LISTEN:
             with contextlib.suppress(OSError, RingError, ValueError):  # Gloo's speak no HTTP

@@ -16,7 +16,6 @@ from typing import TextIO
 
 
 def serve(asking: TextIO, answering: TextIO) -> None:
-    """One verb for each line."""
     for line in asking:
         words, directory, environment, timeout_s, place = json.loads(line)
         pid = os.fork()
@@ -32,7 +31,6 @@ def serve(asking: TextIO, answering: TextIO) -> None:
 
 
 def _run(words: Sequence[str]) -> None:
-    """In the child; does not return."""
     from edl.cli.main import invoke
 
     sys.argv = ["edl", *words]
@@ -48,7 +46,6 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _code(pid: int, timeout_s: float) -> int | None:
-    """Return the exit code of a process; None if it was killed for being late."""
     file = os.pidfd_open(pid)
     ended, _, _ = select.select([file], [], [], timeout_s)
     os.close(file)

@@ -43,13 +43,10 @@ T = TypeVar("T")
 
 
 def sampled(cases: Sequence[T], part: int = 3) -> Sequence[T]:
-    """Return each ``part``-th of the cases in `make test`, and all of them in `make property`."""
     return cases[::part] if settings.get_current_profile_name() == "ci" else cases
 
 
 class Script(Protocol):
-    """What each worker runs, and how it is proven."""
-
     def __call__(self, one: LoopbackWorker) -> None: ...
 
     def prove(self, results: Any) -> None: ...
@@ -126,8 +123,6 @@ class Change:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A job of the counting model, and all that happens to it."""
-
     seed: int = 0
     np: int = 3
     min_np: int = 1
@@ -200,7 +195,6 @@ class Scenario:
 
 
 def _stopped(job: LoopbackJob) -> dict[int, CountingModel]:
-    """Return the models of the workers that left in order when a job was stopped."""
     left = [one for one in job.workers if isinstance(one.error, SystemExit)]
     last = max((one.worker.step for one in left), default=0)
     return {one.id: one.model for one in left if one.worker.step == last and one.holds_state}

@@ -44,7 +44,6 @@ class Membership(RuleBasedStateMachine):
         self.calm(rounds)
 
     def worker(self, pick: int):  # type: ignore[no-untyped-def]
-        """One of the processes that run; the newest ones first."""
         running = self.model.running()
         return running[-1 - pick % len(running)] if running else None
 
@@ -150,7 +149,6 @@ class Membership(RuleBasedStateMachine):
 
     @rule(old=st.sampled_from(HOSTS), new=st.sampled_from(HOSTS), np=st.integers(1, 3))
     def migrate(self, old: str, new: str, np: int) -> None:
-        """Move some workers of one host to another."""
         hosts = self.model.desired
         np = min(np, hosts[old])
         hosts[old] -= np

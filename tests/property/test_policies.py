@@ -51,7 +51,6 @@ class Job:
         return np / (self.shared + self.serial * np)
 
     def train(self, seconds: float, every: int = 10) -> None:
-        """For so long; the rule is asked each ``every`` steps, which a neighbour holds up alike."""
         end = self.now_s + seconds
         while self.now_s < end:
             mean = self.rate(self.np) * self.chance.uniform(1 - NOISE, 1 + NOISE)
@@ -64,7 +63,6 @@ class Job:
             self.ask()
 
     def model(self) -> ScalingModel | None:
-        """Fitted anew for each new size, and now and then."""
         if self.seen.keys() != self.fitted_of or self.now_s - self.fitted_s >= 600.0:
             self.fitted_of, self.fitted_s = set(self.seen), self.now_s
             self.step_time = fit(step_time_samples(self.seen.items()))

@@ -22,7 +22,6 @@ SCHEDULES = {
     "the second one seldom": (GAN, ONE, ONE),
 }
 MORE = settings(max_examples=3 * settings().max_examples)
-
 each_schedule = pytest.mark.parametrize("turns", SCHEDULES.values(), ids=SCHEDULES)
 
 

@@ -30,7 +30,6 @@ SEEDS = range(2)
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the workers anew after fewer samples."""
     monkeypatch.setattr(elastic, "REDRAWN", 600)
 
 

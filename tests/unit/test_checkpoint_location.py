@@ -40,7 +40,6 @@ def remote() -> Iterator[RemotePath]:
 
 
 def contents(place: RemotePath) -> dict[str, Any]:
-    """Return the files of the file system in memory, by path."""
     return dict(place.system.store)
 
 

@@ -26,8 +26,6 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 class Replica:
-    """A framework whose state is arrays, all equal on all workers, and a number of rank 0."""
-
     framework = "torch"
 
     def __init__(self, arrays: Arrays) -> None:
@@ -49,7 +47,6 @@ class Replica:
 
 
 def arrays(step: int, frozen: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the model after ``step``: six arrays of 40 KB and a small one."""
     large = {f"layer{n}": np.arange(10_000, dtype=np.float32) * n + step for n in range(6)}
     still = {f"frozen{n}": np.arange(200_000.0) + n for n in range(frozen)}
     return {**large, **still, "bias": np.full(3, float(step))}
@@ -64,7 +61,6 @@ def workers(directory: Location, size: int, run: str = "r1") -> list[Start]:
 
 
 def begin(ring: Sequence[Start], step: int, model: Arrays, write: Sequence[int]) -> None:
-    """Let the workers of ``ring`` whose ranks are in ``write`` save their parts after ``step``."""
     for rank, one in enumerate(ring):
         one.progress.step = step
         if rank in write:
@@ -91,7 +87,6 @@ def parts(directory: Path, step: int) -> list[Path]:
 
 
 def part_of_rank_1(ring: Sequence[Start], directory: Path) -> Path:
-    """Let rank 1 write its part after step 10, which rank 0 has not saved yet; return the file."""
     begin(ring, 10, arrays(10), [1])
     assert ring[1].checkpoints.writer.wait(10)
     (part,) = parts(directory, 10)

@@ -34,8 +34,6 @@ T = TypeVar("T")
 
 
 class FileServer:
-    """A file server that a test takes away; what uses its files hangs until it is back."""
-
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._directory, self._monkeypatch = directory, monkeypatch
         self.back = threading.Event()
@@ -56,7 +54,6 @@ class FileServer:
         self._monkeypatch.setattr(module, name, hangs)
 
     def answer(self, call: Callable[[], T]) -> T:
-        """Return what ``call`` returns; fail if it waits for the server."""
         found: list[T] = []
         thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
         thread.start()
@@ -213,7 +210,6 @@ ALL_READS = 4  # of a claim: the first one, and one after each pause
 
 
 def fail_reads(monkeypatch: pytest.MonkeyPatch, first: int = 1, times: int = ALL_READS) -> None:
-    """Let reads of a claim of a directory fail, from the one with the number ``first``, from 1."""
     real, numbers = Path.read_text, count(1)
     monkeypatch.setattr(format, "PAUSES_S", (0.0,) * (ALL_READS - 1), raising=False)
 

@@ -33,12 +33,10 @@ def save(start: Start, step: int, value: object) -> None:
 
 
 def saved(start: Start, step: int, **other: object) -> None:
-    """Save the frozen arrays, and one that differs in each step."""
     save(start, step, {**FROZEN, "head": np.full(3, float(step)), **other})
 
 
 def names(directory: Location) -> list[str]:
-    """Return the names of the files; without what makes those of unchanged tensors unique."""
     found = [name for name in files.names_in(directory) if name.endswith(".safetensors")]
     return sorted(re.sub(r"-[0-9a-f]{8}\.", ".", name) for name in found)
 

@@ -31,14 +31,10 @@ from edl.worker.progress import LoaderProgress, Receive
 from edl.worker.shared_state import SharedState
 
 SOURCE = Source(total=100, batching=Batching(4), shuffle=True, seed=7, prefetch_batches=0)
-
-
 LEARNED = {"seen": [[2, {"samples_per_s": 40.0, "steps": 9}]]}
 
 
 class Replica:
-    """A framework whose state is one value."""
-
     framework = "torch"
 
     def __init__(self, value: object = 0) -> None:
@@ -52,8 +48,6 @@ class Replica:
 
 
 class Start:
-    """One start of a job that saves into ``directory``."""
-
     def __init__(
         self,
         directory: Location,
@@ -85,7 +79,6 @@ class Start:
 
     @property
     def at(self) -> CheckpointPosition:
-        """What is saved beside the state: the step, and the place in the data."""
         return self.progress.place
 
     def restore(self) -> int | None:
@@ -628,7 +621,6 @@ def test_a_resumption_with_other_arithmetic_is_said(
 def resumed(
     directory: Path, before: TrainingLength, now: TrainingLength, **how: Any
 ) -> TrainingLength:
-    """Return how long the job trains, see :func:`resumed_progress`."""
     return resumed_progress(directory, before, now, **how).length
 
 
@@ -642,7 +634,6 @@ def resumed_progress(
     resume: str = "1",
     stopped: str = "",
 ) -> LoaderProgress:
-    """Return the progress of the job that a script which asks for ``now`` goes on with."""
     start = Start(directory, resume=directory)
     start.progress.length, start.progress.fits = before, fits
     start.progress.fit_stopped = stopped

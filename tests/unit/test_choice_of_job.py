@@ -26,7 +26,6 @@ class Records:
         self._records = records
 
     def read_open(self, what: str, reads: list[Any]) -> list[tuple[bytes, None]]:
-        """Return the records, in the order of the names of the jobs."""
         return [(self._records[name], None) for name in sorted(self._records)]
 
     def identify(self, *known: Access) -> None:
@@ -34,7 +33,6 @@ class Records:
 
 
 def chosen(monkeypatch: pytest.MonkeyPatch, records: dict[str, bytes]) -> str:
-    """Return the name of the job that is chosen without a name, out of ``records``."""
     session: Any = Records(records)
     mine = {name: Access(name, "s" * 32) for name in records}
     monkeypatch.setattr(connection, "job_names", lambda _: tuple(records))

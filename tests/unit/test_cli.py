@@ -396,7 +396,6 @@ def test_status_for_people() -> None:
 
 
 def of_long_names() -> tuple[JobStatus, str, str]:
-    """Return a status with a long host name and a long list of servers, and both texts."""
     host, servers = "x" * 120, ",".join(f"zookeeper-{n}.example.org:2181" for n in range(9))
     before = snapshot()
     members = tuple(replace(member, host=host) for member in before.members)

@@ -23,7 +23,6 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def completed(
     line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> list[str]:
-    """Return what bash is told of ``line``, whose last word is being typed."""
     monkeypatch.setenv("_EDL_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", line)
     monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))

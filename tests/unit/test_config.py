@@ -21,7 +21,6 @@ from edl.records import Host
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No settings file of the developer's is found."""
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -203,7 +202,6 @@ def test_the_state_directory_is_closed_to_others_whatever_the_umask(
 
 @pytest.fixture
 def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a user as in some containers: without HOME and without an entry in /etc/passwd."""
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
 

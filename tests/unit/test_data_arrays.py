@@ -130,8 +130,6 @@ def test_arrays_without_records_get_a_sentence(name: str, policy: Any) -> None:
 
 @dataclass(frozen=True)
 class Tensor:
-    """What NumPy cannot make an array of."""
-
     error: Exception
 
     def __array__(self, *_: Any, **__: Any) -> Any:

@@ -34,8 +34,6 @@ def path(tmp_path: Path) -> str:
 
 
 class Maker:
-    """Makes INDEX and counts."""
-
     def __init__(self) -> None:
         self.made = 0
 

@@ -129,7 +129,6 @@ def test_a_batch_decodes_each_row_group_once_and_keeps_the_newest(
 
 
 def damage_group(name: str, group: int, column: int = 0) -> int:
-    """Change a byte of a row group's values; the byte at which the group begins."""
     metadata = pq.read_metadata(name)
     begin = metadata.row_group(group).column(0).data_page_offset
     chunk = metadata.row_group(group).column(column)

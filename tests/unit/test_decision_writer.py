@@ -25,8 +25,6 @@ EVENT = Event(1.0, 1, 7, "the policy is off: so", PolicyDetails(2, 2, 0.0, faile
 
 
 class Session:
-    """A session that reads ``values``; each node has the version 3."""
-
     def __init__(self, values: dict[str, Mapping[str, Any]]) -> None:
         self.values = values
 
@@ -40,8 +38,6 @@ class Session:
 
 
 class Leadership:
-    """The term 1, which keeps what is written."""
-
     term = 1
 
     def __init__(self) -> None:
@@ -54,8 +50,6 @@ class Leadership:
 
 
 class Job:
-    """A job in ZooKeeper whose leader is about to write; others set its records meanwhile."""
-
     def __init__(self, assigned: Assigned = ASSIGNED) -> None:
         self.desired, self.assigned, self.policy = DESIRED, assigned, POLICY
         session = Session({})
@@ -66,7 +60,6 @@ class Job:
         self.put()
 
     def put(self, **records: Any) -> None:
-        """Write records by the names of this object's attributes, as another process does."""
         vars(self).update(records)
         p = self._nodes.paths
         self._values[p.generation] = {}
@@ -75,7 +68,6 @@ class Job:
         self._values[p.policy] = self.policy.to_json()
 
     def place(self, **asked: Any) -> None:
-        """Set the desired workers and devices, as `edl scale` and programs do."""
         hosts = asked.pop("hosts", self.desired.hosts)
         by = RequestedBy.PERSON
         done = set_desired(self.desired, self.assigned, hosts, by, "placed", 5.0, **asked)
@@ -83,12 +75,10 @@ class Job:
         self.put(desired=done.desired, assigned=done.assigned or self.assigned)
 
     def change(self) -> DesiredChange:
-        """Return the change that leaves one worker, made from the present records."""
         return set_desired(self.desired, self.assigned, {"a": 1}, RequestedBy.LEADER, "w1 leaves")
 
     @property
     def written(self) -> dict[str, tuple[Mapping[str, Any], int]]:
-        """The value and the expected version of each write, by the name of the node."""
         found = self._leadership.written
         return {write.path.split("/")[4]: (write.value, write.version) for write in found}
 

@@ -42,7 +42,6 @@ TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 FIGURES = sorted([*DOCS.rglob("*.svg"), *RESULTS.glob("*.svg")])
 ALL = "\n".join(TEXTS.values())
 HOROVOD_EXAMPLES = sorted((ROOT / "examples" / "horovod").glob("*.py"))
-
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 # Where the docs may send a reader: public places only.
 HOSTS = {"keepachangelog.com", "semver.org"}
@@ -75,7 +74,6 @@ def name(page: Path) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors that GitHub makes of a page's headings."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ +(.+)$", prose, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -189,7 +187,6 @@ def test_only_the_value_of_an_option_that_is_a_number_is_called_n() -> None:
 
 
 def calls() -> list[list[str]]:
-    """Return the words of each `edl ...` in code, without those of the user's own command."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", ALL, flags=re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", ALL, flags=re.M | re.S))

@@ -55,7 +55,6 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 def listen(driver: Driver, until: Callable[[], bool]) -> bool:
-    """Let the thread of ``driver`` work until then; whether that came within a second."""
     driver._thread.start()
     deadline = time.monotonic() + 1.0
     while not (reached := until()) and time.monotonic() < deadline:

@@ -15,8 +15,6 @@ EVENTS = [Event(float(n), n, 9, "so", EvictedDetails(f"w{n}")) for n in range(4)
 
 
 class Events(EventNodes):
-    """Fails at the writes ``lost`` (nothing is written) and ``deaf`` (but it is written)."""
-
     def __init__(self, lost: set[int], deaf: set[int]) -> None:
         self.lost, self.deaf = lost, deaf
         self.calls = 0

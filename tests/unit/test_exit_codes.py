@@ -103,7 +103,6 @@ def test_the_end_by_the_end_of_the_job(state: JobState) -> None:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Be a user without a ZooKeeper."""
     for name in ("EDL_ZOOKEEPER", "EDL_SECRET", "EDL_HOST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -111,7 +110,6 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> dict[str, Any]:
-    """Return the last line of a command that ends with 2 and a sentence, as it says itself."""
     assert invoke(words) == 2
     shown = capsys.readouterr()
     (line,) = shown.out.splitlines()

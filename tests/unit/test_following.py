@@ -42,14 +42,12 @@ class Store:
         self._count = 0
 
     def snapshot(self) -> SimpleNamespace:
-        """Return the record of the job."""
         state = self._states.pop(0)
         if state is None:
             raise AWAY
         return SimpleNamespace(job=make_job(state=state))
 
     def read_known(self, last: int, unreadable: OnUnreadable) -> list[tuple[int, Event]]:
-        """Return the events after the one with the number ``last``."""
         batch = self._batches.pop(0)
         if batch is None:
             raise AWAY
@@ -62,8 +60,6 @@ class Store:
 
 @pytest.fixture
 def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[[Store], None]:
-    """Let ZooKeeper have the records in a store, and let nobody sleep."""
-
     def has(store: Store) -> None:
         session = SimpleNamespace(connected=False)
         for verb in (events, logs):

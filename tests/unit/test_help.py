@@ -17,7 +17,6 @@ from edl.cli.verbs import LISTED, REMOVED, VERBS, every_verb
 
 
 def commands(path: str = "", command: Any = None) -> Iterator[tuple[str, Any]]:
-    """All commands with their names, and those of groups of commands with both names."""
     command = command or get_command(app)
     if not hasattr(command, "list_commands"):
         yield path, command

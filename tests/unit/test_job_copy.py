@@ -18,8 +18,6 @@ RING = Generation(1, 1, tuple(RingMember(n, "a", n, "127.0.0.1", 1) for n in (0,
 
 
 class Transaction:
-    """The nodes that a transaction creates: their data by path."""
-
     def __init__(self) -> None:
         self.created: dict[str, bytes] = {}
 
@@ -28,7 +26,6 @@ class Transaction:
 
 
 def written(events: bytes) -> dict[str, bytes]:
-    """Return what is written again where the node of the events held ``events``."""
     contents = {PATHS.generation: encode(RING.to_json()), PATHS.events: events}
     copy = JobCopy(PATHS)
     copy.keep({path: (contents.get(path, b"{}"), STAT) for path in PATHS.describing}, ())

@@ -18,8 +18,6 @@ LEARNED = ScalingProfile(seen=((2, SizeMeasurement(40.0, 9)),))
 
 
 class Nodes:
-    """ZooKeeper's part, which may be away."""
-
     def __init__(self) -> None:
         self.away = False
         self.policy = JobPolicy()

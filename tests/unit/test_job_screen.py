@@ -27,7 +27,6 @@ FAILURE = Event(
 
 
 def status(workers: int, hosts: int = 1, preparing: int = 0, **changes: object) -> JobStatus:
-    """Return a job of ``workers`` on ``hosts``; the last ``preparing`` of them are on the way."""
     places = [(n, f"host{n % hosts}") for n in range(workers)]
     ring = tuple(RingMember(n, host, n, "h", 1) for n, host in places[: workers - preparing])
     stage = {n: Stage.ACTIVE if n < workers - preparing else Stage.PREPARING for n, _ in places}

@@ -25,8 +25,6 @@ from edl.zookeeper.nodes import JobNodes
 
 @dataclass
 class Term:
-    """The term of a leader: ``lost`` once another one leads; it keeps what is written before."""
-
     lost: bool = False
     term: int = 2
     written: list[Write] = field(default_factory=list)
@@ -40,8 +38,6 @@ class Term:
 
 
 class Store:
-    """The records of a job with the worker w0 alone, as it has read them last."""
-
     session = SimpleNamespace(granted_s=6.0)
     events = SimpleNamespace(trim=lambda keep: 0)
     members = SimpleNamespace(forget_evicted=lambda workers: None)
@@ -53,8 +49,6 @@ class Store:
 
 
 class Leader:
-    """A leader whose ring has completed no step since ``now_s`` was 0."""
-
     def __init__(self) -> None:
         self.now_s, self.term, self.queued = 0.0, Term(), list[Event]()
         progress = WorkerProgress(generation=5, size=1, step=1494, median_step_s=0.05)
@@ -72,7 +66,6 @@ class Leader:
         )
 
     def turn(self) -> list[str]:
-        """Take a turn; return the kinds of the events that are queued or written by then."""
         self.turns.turn(lambda: None)
         return self.kinds
 

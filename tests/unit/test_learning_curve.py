@@ -24,7 +24,6 @@ from edl.policy.scaling_profile import ScalingProfile
 def trained(
     losses: list[float | None], rate: float = 0.1, np: int = 1, curve: LearningCurve | None = None
 ) -> tuple[LearningCurve, list[LossSpike]]:
-    """Return the curve after one sample every 10 steps, and what it has found."""
     curve, found = curve or LearningCurve(), []
     first = curve.points[-1].step + 10 if curve.points else 1
     for number, loss in enumerate(losses):

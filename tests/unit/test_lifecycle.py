@@ -30,8 +30,6 @@ CHUNK, CHUNK_BYTES = 50, 5000  # of a transaction in these tests
 
 
 class Request:
-    """A transaction of a session: what it checks and changes."""
-
     def __init__(self) -> None:
         self.checked: list[str] = []
         self.deleted: list[str] = []
@@ -123,7 +121,6 @@ class Session:
         self.set_nodes(request.created, clear=False)
 
     def set_nodes(self, nodes: dict[str, bytes], clear: bool = True) -> None:
-        """Create ``nodes``; with ``clear`` there are no others then."""
         if clear:
             self.nodes, self._below = {}, {}
         self.nodes |= nodes
@@ -132,7 +129,6 @@ class Session:
 
 
 def session_of(job: Any, more: Iterable[str] = (), ports: int = 0) -> Any:
-    """Return a session of a ZooKeeper with a job, whose ring has so many ports."""
     members = tuple(RingMember(n, "h", n, "192.0.2.1", 1) for n in range(ports))
     generation = Generation(1, 1, members, 0, (), (), "")
     nodes = dict.fromkeys(PATHS.fixed, b"")
@@ -148,7 +144,6 @@ def small_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return how many members are asked, in each call; all of them answer."""
     calls: list[int] = []
 
     def answering(members: Iterable[RingMember], run: str, timeout_s: float) -> frozenset[int]:
@@ -178,8 +173,6 @@ def test_the_leader_of_a_cluster_asks_no_port_of_a_run(asked: list[int]) -> None
 
 
 class StoredJob:
-    """A job of a cluster, of which only its manifest is read."""
-
     name, order = "ann.x", 1
 
     class manifest:
@@ -259,7 +252,6 @@ LONG = "n" * 100
 
 
 def nested(below: str, count: int, depth: int, name: str = "i") -> list[str]:
-    """Return the paths of so many chains of nodes of such a depth, below a node."""
     return [
         f"{below}/{chain}" + f"/{name}" * level for chain in range(count) for level in range(depth)
     ]

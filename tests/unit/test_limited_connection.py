@@ -18,7 +18,6 @@ from edl.records import Liveness
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 TIMEOUT_S = 4.0
-
 Answers = Callable[..., None]
 
 
@@ -52,7 +51,6 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
 
 @pytest.fixture
 def step_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the seconds by which each look at the clock advances it."""
     now, step = [0.0], [0.0]
 
     def monotonic() -> float:

@@ -25,7 +25,6 @@ HOSTS = "127.0.0.1:1"
 
 @pytest.fixture(params=["full disk", "closed pipe"])
 def output(request: pytest.FixtureRequest) -> Iterator[IO[str]]:
-    """Open a file that takes nothing."""
     if request.param == "full disk":
         descriptor = os.open("/dev/full", os.O_WRONLY)
     else:
@@ -41,7 +40,6 @@ def output(request: pytest.FixtureRequest) -> Iterator[IO[str]]:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[Say]:
-    """Replace what the commands need; return the functions by which their parts show sentences."""
     found: list[Say] = []
     session = SimpleNamespace(hosts=HOSTS, access=SimpleNamespace(secret="s", job="lab"))
     nodes = SimpleNamespace(session=session, check_administrator=lambda what: None)
@@ -51,8 +49,6 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[Say]:
         yield SimpleNamespace(nodes=nodes, hosts=HOSTS)
 
     class Part:
-        """Takes the function among its arguments."""
-
         def __init__(self, *arguments: Any, **_: Any) -> None:
             found.extend(one for one in arguments if callable(one))
 

@@ -15,7 +15,6 @@ HERE = "127.0.0.1:20123"
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """Return the directory of a server that has run, and has ended."""
     (tmp_path / "data").mkdir()
     (tmp_path / "zoo.cfg").write_text("clientPort=20123\nclientPortAddress=127.0.0.1\n")
     return tmp_path

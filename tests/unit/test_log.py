@@ -20,8 +20,6 @@ from edl.learning import LearningMeter
 
 
 class Worker:
-    """The worker of this process beside one with a loss of 3; ``dies`` at the next exchange."""
-
     step, rank, warming_up, id = 7, 0, False, 4
     steps = SimpleNamespace(batch_weight=1, progress=SimpleNamespace(members=(4, 5)))
 
@@ -47,7 +45,6 @@ class Worker:
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Worker:
-    """Return the worker of this process, of rank 0."""
     one = Worker(LoggedSteps(tmp_path))
     monkeypatch.setattr(one.steps.progress, "members", (4, 5))
     monkeypatch.setattr(log_module, "current_worker", lambda: one)

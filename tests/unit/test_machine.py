@@ -32,8 +32,6 @@ def test_an_agent_of_this_machine_and_address_whose_process_is_gone() -> None:
 
 
 class Nodes:
-    """The nodes of a job, of which one, ``there``, is that of an agent."""
-
     paths = JobPaths("digits")
 
     def __init__(self, there: Host) -> None:

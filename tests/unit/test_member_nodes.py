@@ -20,8 +20,6 @@ MEMBER = Member(3, "alpha", 0, "127.0.0.1", 1, 2, "one")
 
 
 class Session:
-    """A session that reads the nodes of worker 3, and notes which ones a transaction removes."""
-
     def __init__(self, member: Member | None) -> None:
         stat = SimpleNamespace(version=0)
         self.member = None if member is None else (encode(member.to_json()), stat)

@@ -11,17 +11,14 @@ from edl.ring.rendezvous import ADDRESS_BYTES, MESH_BYTES, MOST_MEMBERS, MeshReq
 
 
 def address(owner: int, peer: int, width: int = ADDRESS_BYTES) -> bytes:
-    """Where ``owner`` awaits ``peer``."""
     return f"{owner} awaits {peer}".encode().ljust(width, b".")
 
 
 def published(owner: int, size: int) -> bytes:
-    """Return what Gloo's rank ``owner`` stores: its addresses for all others."""
     return b"".join(address(owner, peer) for peer in range(size) if peer != owner)
 
 
 def split(answer: bytes, size: int) -> list[bytes]:
-    """Return the parts of an answer, as the patch of Horovod takes them apart."""
     lengths = struct.unpack_from(f"!{size}I", answer)
     assert len(answer) == 4 * size + sum(lengths)
     begin, parts = 4 * size, []

@@ -199,7 +199,6 @@ def test_a_new_ring_counts_by_what_led_to_it(
 
 
 def stalls(counts: EventCounts) -> dict[str, tuple[int, float]]:
-    """Return how many stalls there were by kind, and how long they lasted; only what there was."""
     found = {}
     for one in counts.samples():
         if one.metric.name == "edl_stall_seconds" and isinstance(one.value, Histogram):

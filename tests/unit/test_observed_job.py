@@ -15,8 +15,6 @@ from edl.records import JobState
 
 
 class WatchedStore(ShownStore):
-    """A store that keeps what is to be called after a change."""
-
     def snapshot(self, wake: Callable[[], None] | None = None) -> Snapshot:
         assert wake is not None
         found = super().snapshot(wake)

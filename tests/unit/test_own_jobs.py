@@ -20,8 +20,6 @@ MINE, ALSO_MINE, THEIRS = "m" * 64, "a" * 64, "t" * 64
 
 
 class Session:
-    """The jobs of a ZooKeeper, each with the secret that opens it, as a session sees them."""
-
     def __init__(self, *identities: Access, **secrets: str) -> None:
         self.identities = identities
         self.secrets = secrets
@@ -47,7 +45,6 @@ class Session:
         return None if name is None else (encode(make_job(name).to_json()), None)
 
     def _opened(self, path: str) -> str | None:
-        """Return the name of the job that a path belongs to; None if the session cannot open it."""
         name = path.removeprefix(f"{JOBS}/").partition("/")[0]
         secret = self.secrets.get(name)
         return name if secret and Access(name, secret) in self.identities else None
@@ -55,7 +52,6 @@ class Session:
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the user's state directory; there is no secret in the environment."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

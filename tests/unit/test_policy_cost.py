@@ -26,7 +26,6 @@ NOW = Observation(
 
 
 def found(rule: Cost, now: Observation = NOW) -> int:
-    """Return the size at which the rule comes to rest."""
     for _ in range(10):
         np = rule(now, {}, 0.0).np
         if np == now.np:

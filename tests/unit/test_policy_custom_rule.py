@@ -24,7 +24,6 @@ TEXT = '[size]\nrule = "my_rules:grow"\nevery_steps = 10\ndeadline = "5s"\n'
 
 @pytest.fixture
 def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that writes a module of rules, under a name that no other test has."""
     monkeypatch.syspath_prepend(str(tmp_path))
     count = 0
 

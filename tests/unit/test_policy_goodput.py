@@ -29,8 +29,6 @@ def amdahl(np: int) -> float:
 
 @dataclass(frozen=True)
 class Made:
-    """A model of which the truth is known."""
-
     throughput: Callable[[int], float] = amdahl
 
 

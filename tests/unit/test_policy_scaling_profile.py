@@ -24,7 +24,6 @@ from edl.spec import Sizes
 
 
 def reading(step: int, at_s: float, size: int = 2, epoch: int = 0, **other: int) -> ProgressSample:
-    """10 samples a step of each worker."""
     values = {"worker": 0, "generation": 1, **other}
     return ProgressSample(
         size=size, epoch=epoch, step=step, samples=10 * size * step, at_s=at_s, **values

@@ -24,7 +24,6 @@ def made(*configurations: tuple[int, int, float], noise: float = 0.0) -> list[St
 
 
 def with_compute(*configurations: tuple[int, int, float]) -> list[StepTimeSample]:
-    """Return step times without noise, with the compute time of each step."""
     compute_s = [TRUE.compute_s + TRUE.each_sample_s * batch for *_, batch in configurations]
     return [
         replace(one, compute_s=time_s)

@@ -14,7 +14,6 @@ WAYS = [[1], [2], [1, 2], [1, 4], [2, 3], [1, 2, 4], [1, 2, 4, 8], [4, 4], [1, 2
 
 
 def measured(chance: random.Random) -> list[StepTimeSample]:
-    """Return what one job may have measured: some sizes, on one host or two, with some noise."""
     true = StepTime(0.01, chance.uniform(0.001, 0.01), 0.02, 0.003, 0.05, 0.004, 2.0)
     batch, noise = chance.choice([64, 128]), chance.choice([0.0, 0.01, 0.05])
     found = []

@@ -13,7 +13,6 @@ RULE = Stragglers(patience_steps=1)
 
 
 def ring(*compute_s: float, host: str = "abcdefgh", **data_s: float) -> list[Times]:
-    """Workers w0, w1, ... that train 32 samples in a step, each on its own host."""
     return [
         Times(worker, host[worker], 32.0, seconds, data_s.get(f"w{worker}", 0.01))
         for worker, seconds in enumerate(compute_s)

@@ -25,7 +25,6 @@ CURVE = (
 def steps(
     first: int, last: int, step_s: float = 0.1, size: int = 2, **changes: int
 ) -> list[ProgressSample]:
-    """Return a sample at the end of each step, of ``step_s`` and 8 samples from each worker."""
     return [
         replace(ProgressSample(0, 3, size, 0, step, 8 * size * step, step * step_s), **changes)
         for step in range(first, last + 1)

@@ -43,7 +43,6 @@ rule = "throughput"
 
 @pytest.fixture(autouse=True)
 def no_zookeeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """Let nothing reach a ZooKeeper, and nothing be written but here."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("EDL_ZOOKEEPER", "127.0.0.1:1")
 

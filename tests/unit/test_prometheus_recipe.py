@@ -36,7 +36,6 @@ LABELS = {"edl_job"}
 
 
 def expressions() -> list[str]:
-    """Return every expression of PromQL in the dashboard and the rules."""
     found = [target["expr"] for panel in PANELS for target in panel["targets"]]
     found += [one["expr"] for one in DASHBOARD["annotations"]["list"]]
     return found + [rule["expr"] for rule in RULES]

@@ -35,7 +35,6 @@ QUEUES = RECIPES / "kubernetes" / "kueue" / "queue.yaml"
 KUBERNETES = ("1.31", "1.35")
 UNIT = RECIPES / "systemd" / "edl-agent@.service"
 HOST_UNIT = RECIPES / "systemd" / "edl-host@.service"
-
 VERB = re.compile(r"(?<![\w/.-])(?:/opt/edl/bin/)?edl ([a-z][a-z-]+)\b([^\n]*)")
 END = re.compile(r"`|\s(?:&|\|\||;|\|)|;|\)\s*$|(?<=\S)#|\s#")
 GROUP: Any = typer.main.get_command(app)
@@ -47,7 +46,6 @@ def name(path: Path) -> str:
 
 
 def command_lines(path: Path) -> list[tuple[str, list[str]]]:
-    """Every `edl VERB ...` in a file: the verb and the words after it."""
     text = re.sub(r"\\\n\s*#?", " ", path.read_text(encoding="utf-8"))
     text = text.replace('"$(cat', "(cat")
     found = []
@@ -210,7 +208,6 @@ def test_edl_is_not_process_1_of_a_pod_with_workers(file: str, deployment: str) 
 
 
 def manifest_of(file: str, kind: str, name: str) -> Any:
-    """Return a resource of a manifest."""
     resources = yaml.safe_load_all((RECIPES / "kubernetes" / file).read_text())
     (found,) = [one for one in resources if (one["kind"], one["metadata"]["name"]) == (kind, name)]
     return found

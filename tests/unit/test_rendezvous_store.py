@@ -14,13 +14,10 @@ from edl.ring.rendezvous import RendezvousStore
 
 SCOPE, NEXT = "g1-ab", "g2-cd"
 HOSTS, ADDRESSES = "global/edl-hosts/3", "global/edl-addresses/3/1"
-
 Answer = tuple[int, bytes]
 
 
 def run(act: Callable[[RendezvousStore], Awaitable[None]], hold_s: float = 60.0) -> None:
-    """``act`` on a store that serves SCOPE."""
-
     async def main() -> None:
         store = RendezvousStore(hold_s)
         store.announce(SCOPE)
@@ -31,7 +28,6 @@ def run(act: Callable[[RendezvousStore], Awaitable[None]], hold_s: float = 60.0)
 
 
 async def ask(store: RendezvousStore, *keys: str) -> list[asyncio.Task[Answer]]:
-    """Start requests that are held by now, or answered."""
     tasks = [asyncio.create_task(store.get(SCOPE, key)) for key in keys]
     for _ in range(5):
         await asyncio.sleep(0)

@@ -18,8 +18,6 @@ BROKEN, CUT = RingBroken(1, "it fails"), RendezvousFailed(1, "w1 does not answer
 
 
 class Worker:
-    """Worker 0 of a ring, whose leader repairs each ring at once."""
-
     def __init__(self) -> None:
         self.now_s = 0.0
         self.members = (0, 1, 2)

@@ -59,8 +59,6 @@ from edl.zookeeper.store import HostNodes, JobStore, ProfileNode, RequestNodes
 JOB = make_job(command=("true",))
 HOSTS = (Host("a", 2, "::1"), Host("b", 2, "::2"))
 AWAY = CoordinationError("ZooKeeper is away")
-
-
 LIMITS = ClientLimits(poll_s=0.0)
 
 
@@ -98,7 +96,6 @@ class Store(JobStore):
 
     @property
     def now(self) -> dict[str, int]:
-        """Workers desired on each host."""
         return dict(self.desired.hosts)
 
     @now.setter

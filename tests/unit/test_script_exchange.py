@@ -26,8 +26,6 @@ GONE = UnknownJob("digits")
 
 
 class Clock(SystemClock):
-    """A clock that stands still but in ``sleep``."""
-
     def __init__(self) -> None:
         self.at_s = 0.0
 
@@ -39,8 +37,6 @@ class Clock(SystemClock):
 
 
 class Nodes:
-    """The node ``script`` in memory."""
-
     paths = JobPaths("digits")
 
     def __init__(self) -> None:

@@ -26,7 +26,6 @@ OTHER = "fedcba9876543210" * 4
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No settings file of the developer's is found, and no secret in the environment."""
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -43,7 +42,6 @@ def written(path: Path, text: str = f"{SECRET}\n", mode: int = 0o600) -> Path:
 
 @contextmanager
 def pipe(text: str, closed: bool = True) -> Iterator[str]:
-    """Yield the path of a pipe into which a text was written."""
     out, into = os.pipe()
     try:
         os.write(into, text.encode())

@@ -14,8 +14,6 @@ from edl.zookeeper.session import Session
 
 
 class FakeClient:
-    """A connected client that notes what is sent, and calls ``on_answer`` before each answer."""
-
     connected = True
     default_acl = None
 
@@ -54,7 +52,6 @@ def test_a_request_waits_while_another_thread_proves_secrets(session: Session) -
             errors.append(str(error))
 
     def read_in_a_thread() -> None:
-        """Let another thread read, and wait for it, which the thread that proves would not do."""
         thread = threading.Thread(target=read)
         thread.start()
         thread.join(20.0)

@@ -48,7 +48,6 @@ class Server(Client):
 def ensured(
     monkeypatch: pytest.MonkeyPatch, chroot: str, nodes: set[str], *closed: str
 ) -> set[str]:
-    """Return the nodes after :func:`ensure_shared`."""
     server = Server(chroot, nodes, set(closed))
     session = Session(server.hosts)
     session._client = server

@@ -16,7 +16,6 @@ TRACE = "name,time_s,slots,duration_s\na,0,4,100\nb,10,4,50\n"
 
 
 def said(words: str, capsys: Captured) -> str:
-    """Return what a command that must succeed prints."""
     assert invoke(["simulate", *words.split()]) == 0
     return capsys.readouterr().out
 

@@ -13,8 +13,6 @@ from edl.errors import UsageError
 
 
 class Dealt(random.Random):
-    """Draws what it is given."""
-
     def __init__(self, *draws: float) -> None:
         super().__init__()
         self.draws = list(draws)

@@ -18,8 +18,6 @@ TIMEOUT = struct.pack("@ll", 30, 0)
 
 
 class Net:
-    """Makes sockets that are all closed at the end of the test."""
-
     def __init__(self, stack: ExitStack) -> None:
         self.stack = stack
 
@@ -31,7 +29,6 @@ class Net:
         return one
 
     def plain(self, listener: socket.socket) -> tuple[socket.socket, socket.socket]:
-        """Return a connection as kazoo or an HTTP client makes it, and its accepted end."""
         near = self.stack.enter_context(socket.create_connection(listener.getsockname(), 5))
         far = self.stack.enter_context(listener.accept()[0])
         far.settimeout(5)

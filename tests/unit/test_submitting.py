@@ -32,8 +32,6 @@ LINE = (
 
 
 class Session:
-    """A session that notes what it has proved."""
-
     def __init__(self) -> None:
         self.proved: list[Access] = []
 
@@ -42,8 +40,6 @@ class Session:
 
 
 class Store:
-    """A job in ZooKeeper, with an event of an earlier job; creating it may be refused."""
-
     refusal: EdlError | None = None
     unreadable: EdlError | None = None
 
@@ -72,8 +68,6 @@ class Store:
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the state directory of a user whose ZooKeeper has jobs that ``OLD`` opens."""
-
     def unlock(session: Session, known: tuple[Access, ...]) -> dict[str, Access]:
         session.identify(*known)
         return {access.job: access for access in known if access.secret == OLD}

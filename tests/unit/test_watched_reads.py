@@ -21,8 +21,6 @@ from edl.zookeeper.reads import (
 
 
 class Asked:
-    """Answers as ZooKeeper would, and sets its watches."""
-
     def __init__(self, **nodes: Any) -> None:
         self.reads = WatchedReads()
         self.nodes = nodes

@@ -26,7 +26,6 @@ def net(width: int = 3) -> torch.nn.Module:
 
 
 def save(directory: Path, step: int, model: torch.nn.Module) -> Path:
-    """Write a checkpoint as a job does, and return its path."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     source = {"total": 100, "seed": 7, "shuffle": True, "batch_size": 4, "fingerprint": ""}
     manifest = Manifest("digits", "r1", step, 1, "torch", source, {}, 1_700_000_000.0)
@@ -184,8 +183,6 @@ def test_one_is_shown_with_every_tensor(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 class Parts(torch.nn.Module):
-    """A model whose ``state_dict()`` differs from its parameters and buffers."""
-
     def __init__(self, seed: float = 0.0) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(5, 4)
@@ -269,8 +266,6 @@ def test_a_file_of_safetensors_own_and_an_older_checkpoint_fit_a_tied_model(
 
 
 class Compiled(torch.nn.Module):
-    """As torch.compile wraps a module."""
-
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
         self._orig_mod = module

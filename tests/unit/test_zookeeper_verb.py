@@ -23,7 +23,6 @@ STRANGE = "198.51.100.7"  # of a range for documentation
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """Yield a port of 127.0.0.1 on which somebody listens."""
     with socket.socket() as squatter:
         squatter.bind(("127.0.0.1", 0))
         squatter.listen()
