@@ -114,7 +114,6 @@ class Plan:
 
     @property
     def others(self) -> tuple[Order, ...]:
-        """The orders that wait for no step, in the sequence of `orders`."""
         return tuple(order for order in self.orders if order.step is None)
 
     def moments(self, random: RandomSource) -> Iterator[tuple[float, Order]]:
@@ -141,7 +140,6 @@ class ObservedWorker:
 def choose_worker(
     order: Order, workers: Collection[ObservedWorker], leader: int | None, random: RandomSource
 ) -> tuple[int | None, str]:
-    """Return the worker on this host that an order is carried out on, and why."""
     here = sorted((w for w in workers if w.here), key=lambda w: w.id)
     wanted: Sequence[ObservedWorker]
     if order.target == LEADER:
@@ -169,7 +167,6 @@ def _needed(action: Action, worker: ObservedWorker, workers: Collection[Observed
 
 
 def read_order(action: Action, text: str) -> Order:
-    """Return the order that an option of `edl chaos` means, such as `--kill leader@step=40`."""
     match = _ORDER.fullmatch(text)
     if match is None:
         raise UsageError(
@@ -180,7 +177,6 @@ def read_order(action: Action, text: str) -> Order:
 
 
 def read_duration(option: str, text: str) -> float:
-    """Return the duration `text`, such as "500ms", "5s", "2m", "1h" or "1d", in seconds."""
     found = seconds(text)
     if found is None:
         raise UsageError(f"{option} {text!r} is no duration; write 500ms, 5s, 2m or 1h")

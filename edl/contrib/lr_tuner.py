@@ -2,13 +2,9 @@
 
 To measure an update is to evaluate the loss at several points on the line through the weights
 before and after it, in the batches of the next update. Until then each worker keeps a copy of these
-weights. All workers exchange their losses between two steps and use the mean. All measure the same
-updates, because the choice depends only on values that are equal on all workers. A worker that did
-not make the update (a newcomer, or a worker that missed the step) takes part with weight 0.
-:mod:`edl.contrib.lr_rules` has the rules that turn a measurement into a learning rate.
-
-Each framework's ``edl.LRTuner`` holds a :class:`Tuner` and a :class:`Probe` (which keeps the copy),
-evaluates the loss, and sets the rate that :meth:`Tuner.rate` returns.
+weights. All workers measure the same updates, because the choice depends only on values that are
+equal on all; they exchange their losses between two steps and use the mean. A worker that did not
+make the update (a newcomer, or one that missed the step) takes part with weight 0.
 """
 
 from __future__ import annotations
@@ -66,12 +62,10 @@ class Tuner:
 
     @property
     def reason(self) -> str:
-        """A text for people: the last decision about the learning rate, and its reason."""
         return self._state.reason
 
     @property
     def measures(self) -> bool:
-        """Whether the last update will be measured, by the next call of `end_update`."""
         return self._state.measures
 
     def rate(self, update: Update) -> float:
@@ -79,11 +73,9 @@ class Tuner:
         return self._tuning.rate_at(self._state, update.after)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the tuner's state as JSON values, for `restore`; it is equal on all workers."""
         return self._state.snapshot()
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Replace this tuner's state, and drop the probe's copy of an update."""
         self._state = TunerState.restore(values)
         self._probe.forget()
 
@@ -118,7 +110,6 @@ class Tuner:
         return self._tuning.is_due(self._state, update.after, update.batches[-1][1])
 
     def _measure(self, worker: Worker, update: Update, losses: Losses) -> None:
-        """Exchange the losses along the previous update, and let the rules decide by their mean."""
         at = points(self._state.reach)
         weight, found = 0.0, [0.0] * len(at)
         began_s = now_s()
@@ -136,7 +127,6 @@ class Tuner:
 def tuning_of(
     rate: float, total: float, explore: float, share: float, max_lr: float | None
 ) -> Tuning:
-    """Return the settings of a tuner, after a check; `total` and `explore` are samples."""
     if not rate > 0:
         refuse(f"the optimizer's learning rate is {rate:g}; give it one to begin with")
     most = rate * RANGE if max_lr is None else max_lr
@@ -147,7 +137,6 @@ def tuning_of(
 
 
 def mean_loss(loss: Any) -> float:
-    """Return as a float the result of `loss_of`, the script's function for a batch's mean loss."""
     item = getattr(loss, "item", None)
     try:
         return float(loss if item is None else item())

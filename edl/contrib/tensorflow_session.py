@@ -1,10 +1,9 @@
 """Define the graph mode of edl: sessions that take part in the job, and the data of their graphs.
 
-A script trains its graph in a :class:`Session`, in a ``MonitoredTrainingSession`` with a
-:class:`SessionHook`, or in a plain session with :func:`notify_batch_end`. A run of a session trains
-if its fetches depend on the gradients that the ``edl.Optimizer`` reduces. Before such a run this
-worker's next batch is handed out. The script brings the batch into the graph: by ``from_generator``
-with :func:`elastic_shard_generator`, or by a feed with :func:`next_batch`.
+A run of a session trains if its fetches depend on the gradients that the ``edl.Optimizer`` reduces.
+Before such a run this worker's next batch is handed out. The script brings the batch into the
+graph: by ``from_generator`` with :func:`elastic_shard_generator`, or by a feed with
+:func:`next_batch`.
 """
 
 from __future__ import annotations
@@ -176,7 +175,6 @@ class _GraphJob:
         return self._finished
 
     def end(self) -> None:
-        """End the training together with all others, if the script leaves the session before it."""
         worker = self._training.worker
         if self._entered and not (self._finished or worker.warming_up):
             self._training.finish_step()
@@ -402,25 +400,13 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
         self._has_run = False  # other hooks may yet ask, after this one
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Let ``session`` take part in the job; TensorFlow calls this when it has made the session.
-
-        Its coordinator ``coord`` may be asked to stop.
-
-        Raises:
-            UsageError: there is no edl.Optimizer or no data, or the graph shuffles edl's batches.
-        """
+        """Let ``session`` take part in the job; TensorFlow calls this when it has made it."""
         global _current
         self._job, self._coordinator = _GraphJob(session), coord
         _current = self._job
 
     def before_run(self, run_context: Any) -> None:
-        """Hand out the next batch if the run to come trains: if its fetches need reduced gradients.
-
-        ``run_context`` is TensorFlow's ``SessionRunContext`` of the run.
-
-        Raises:
-            UsageError: the fetches need reduced gradients and no update, or all epochs are trained.
-        """
+        """Hand out the next batch if the run to come trains."""
         self._asks, self._has_run = run_context.stop_requested, False
         # What a hook asks for is first agreed on by all workers.
         run_context._stop_requested = False
@@ -429,22 +415,14 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
             _job().begin()
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Stop the session after the last batch of all epochs, or when a hook has asked to.
-
-        Then all workers stop after the same step. ``run_context`` is TensorFlow's
-        ``SessionRunContext`` of the run; its results, ``run_values``, are not used.
-        """
+        """Stop all workers after the same step: after all epochs, or when a hook has asked to."""
         self._has_run = True
         asks = self._asks or self._coordinator.should_stop()
         if asks or self._trains(run_context):
             self._stop(run_context, asks)
 
     def end(self, session: Any) -> None:
-        """End the training before ``session`` closes, with the last checkpoint, as all others do.
-
-        Raises:
-            JobFailed: others train on.
-        """
+        """End the training before ``session`` closes, as all others do, or raise JobFailed."""
         if self._job is not None:
             self._job.end()
 
@@ -480,7 +458,6 @@ def _reduces(operation: tf.Operation) -> bool:
 
 
 def _before(operation: tf.Operation) -> Iterator[tf.Operation]:
-    """Yield `operation` and all operations that it depends on, each once."""
     seen, waiting = {operation}, [operation]
     while waiting:
         each = waiting.pop()

@@ -42,7 +42,6 @@ CLUSTER_VERBS = {"halt", "resume", "delete", "priority", "drain", "undrain"}
 
 
 def act_on_job(job: Job, verb: str, values: Values) -> str:
-    """Carry out `verb` on `job`; return a sentence that says what was done."""
     match _known(verb, JOB_VERBS):
         case "scale":
             return str(job.scale(_number(values, "np")))
@@ -80,7 +79,6 @@ def check_of_cluster(job: str, verb: str) -> None:
 
 
 def act_on_cluster(cluster: Cluster, verb: str, values: Values) -> str:
-    """Carry out `verb` on `cluster`; return a sentence that says what was done."""
     name = _text(values, "host" if _known(verb, CLUSTER_VERBS).endswith("drain") else "job")
     match verb:
         case "halt":
@@ -112,7 +110,6 @@ def _known(verb: str, verbs: set[str]) -> str:
 
 
 def _number(values: Values, name: str) -> int:
-    """Return the whole number that `values` has under `name`."""
     found = values.get(name)
     if isinstance(found, bool) or not isinstance(found, int):
         raise UsageError(f"{name} must be a whole number; give one")
@@ -120,7 +117,6 @@ def _number(values: Values, name: str) -> int:
 
 
 def _text(values: Values, name: str) -> str:
-    """Return the text that `values` has under `name`, without spaces around it."""
     found = values.get(name)
     if not isinstance(found, str) or not found.strip():
         raise UsageError(f"{name} is missing; give one")
@@ -178,7 +174,6 @@ class ActionRunner:
         return ""
 
     async def act(self, job: str, verb: str, values: Mapping[str, Any]) -> str:
-        """Carry out `verb` on `job` with `values`; return what was done, as a sentence."""
         if self._act is None:
             raise UsageError(NO_ACTIONS)
         if self._running >= MAX_ACTIONS:
@@ -191,7 +186,6 @@ class ActionRunner:
 
 
 async def in_daemon_thread(call: Callable[[], str]) -> str:
-    """Return what `call` returns, or raise what it raises, in a thread of its own."""
     done: Future[str] = Future()
 
     def run() -> None:
@@ -230,7 +224,6 @@ def action_handler() -> Handler:
 
 
 async def _values(request: Request) -> Mapping[str, Any]:
-    """Return the JSON object in the body of `request`."""
     body = b""
     async for part in request.stream():
         body += part

@@ -59,7 +59,6 @@ def html_page(head: Sequence[str], loading: str, rest: str = "") -> str:
 
 
 def job_page() -> str:
-    """Return the HTML of the page of a job, which loads its files from the server."""
     head = (
         _ICON,
         _STYLE.format(path="vendor/uPlot.min.css"),
@@ -72,7 +71,6 @@ def job_page() -> str:
 
 
 def cluster_page() -> str:
-    """Return the HTML of the page of a cluster, which loads its files from the server."""
     head = _ICON, _STYLE.format(path="style.css"), _MODULE.format(path="cluster.mjs")
     instead = (
         "<code>edl list</code> and <code>edl cluster status</code> show the cluster in a terminal."
@@ -102,7 +100,6 @@ class StaticFile:
 
 
 def static_files() -> Mapping[str, StaticFile]:
-    """Return all files of the page, by their path below `static/`."""
     found = {
         "index.html": _static_file(job_page().encode(), TYPES["html"]),
         "cluster.html": _static_file(cluster_page().encode(), TYPES["html"]),
@@ -174,7 +171,6 @@ class SecureApplication(Starlette):
         self.state.ends = False  # then streams end
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Return the whole application, with the headers around it."""
         return SecureHeaders(super().build_middleware_stack())
 
 
@@ -190,20 +186,16 @@ def with_token(handler: Handler) -> Handler:
 
 
 def has_bearer(request: Request, expected: str) -> bool:
-    """Return whether `request` has the token `expected` in its header `Authorization`."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     is_equal = hmac.compare_digest(given.strip().encode(), expected.encode())
     return scheme.lower() == "bearer" and is_equal
 
 
 async def health(request: Request) -> Response:
-    """Say that the server answers; nothing is asked."""
     return json_answer({"status": "ok"})
 
 
 def static(path: str = "") -> Handler:
-    """Return a handler that answers with a file of the page."""
-
     async def answered(request: Request) -> Response:
         found = request.app.state.files.get(path or request.path_params["path"])
         if found is None:
@@ -223,7 +215,6 @@ def patch(request: Request, page: PublishedPage) -> Response:
 
 
 def event_choice(request: Request) -> EventChoice:
-    """Return the filter of events in the query of `request`."""
     query = request.query_params
     return EventChoice(
         tones=words_of(request, "tones"),
@@ -234,7 +225,6 @@ def event_choice(request: Request) -> EventChoice:
 
 
 def words_of(request: Request, name: str) -> frozenset[str]:
-    """Return the words of the value `name` of a query, which are separated by commas."""
     return frozenset(filter(None, request.query_params.get(name, "")[:MAX_TEXT].split(",")))
 
 
@@ -257,7 +247,6 @@ def stream_page(request: Request, newest: NewestPage) -> Response:
 
 
 async def _changes(state: Any, newest: NewestPage) -> AsyncIterator[bytes]:
-    """Yield the whole page, then the sections that change, each message as a server-sent event."""
     instance, version, silent_s = "", 0, 0.0
     while not state.ends:
         now = newest()
@@ -280,6 +269,5 @@ def json_answer(value: Any, status: int = 200) -> Response:
 
 
 def encoded(content: bytes, status: int = 200) -> Response:
-    """Return an answer with `content`, which is JSON."""
     headers = {"Cache-Control": "no-store"}
     return Response(content, status, headers, media_type="application/json")

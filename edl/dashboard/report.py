@@ -25,7 +25,6 @@ _IMPORTED = re.compile(r'(from ")\./(?:[\w-]+/)*([\w.-]+")')
 
 
 def report_page(watcher: JobWatcher) -> str:
-    """Return the page of a job as the text of an HTML file."""
     events = watcher.events(EventChoice(limit=MAX_EVENTS))
     generations = {event.generation for event in events}
     switches = {number: watcher.switch(number) for number in sorted(generations)}

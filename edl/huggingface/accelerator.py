@@ -103,7 +103,6 @@ class Accelerator(accelerate.Accelerator):
         return super().prepare(*args, device_placement=device_placement)
 
     def _model_of(self, optimizer: torch.optim.Optimizer, models: Iterable[Any]) -> Any:
-        """Return the model that `optimizer` trains, of `models` or of those prepared before."""
         own = {id(one) for group in optimizer.param_groups for one in group["params"]}
         for model in (*models, *self._models):
             if any(id(one) in own for one in model.parameters()):

@@ -88,7 +88,6 @@ class LabelWeights:
             torch._foreach_mul_(gradients, step_factor(counts, averaged))
 
     def _exchange(self) -> list[Counts]:
-        """Return what each worker trains in the open step; all call it in its last batch."""
         own = Counts(process.current_worker().id, self._samples, self._labels)
         answers = exchange(np.array(own, dtype=np.int64).tobytes())
         return [Counts(*np.frombuffer(one, dtype=np.int64).tolist()) for one in answers]

@@ -30,7 +30,6 @@ KEPT_S = 24 * 3600.0  # a file by which it says that it is done
 
 
 def follow_rank() -> None:
-    """Set Accelerate's process index to this worker's present rank, in the states that exist."""
     rank = process.rank()  # for the local index too: what a host does once, the job does once
     for state in (PartialState, AcceleratorState):
         shared: dict[str, Any] = state._shared_state

@@ -84,7 +84,6 @@ EARLY_OPTIMIZERS = ("lomo", "layerwise")
 
 
 def refused_option(args: Any) -> str | None:
-    """Return why an elastic job cannot train with the options `args`; None if it can."""
     for name, value, why in _rules(args):
         if value:
             return f"edl.huggingface.Trainer does not take {name}: {why}"
@@ -92,7 +91,6 @@ def refused_option(args: Any) -> str | None:
 
 
 def _rules(args: Any) -> list[tuple[str, Any, str]]:
-    """Return the rules as tuples: the option as users write it, whether it is set, and why not."""
     strategy, optimizer = option_text(args.train_sampling_strategy), option_text(args.optim)
     config = args.accelerator_config
     dispatches = getattr(config, "dispatch_batches", None)
@@ -132,12 +130,10 @@ def _rules(args: Any) -> list[tuple[str, Any, str]]:
 
 
 def option_text(option: Any) -> str:
-    """Return the text of an option that is a text or an enumeration of texts."""
     return str(getattr(option, "value", option))
 
 
 def refused_plugin(given: Mapping[str, Any]) -> str | None:
-    """Return why an elastic job cannot train with these arguments of an `Accelerator`, or None."""
     for name in PLUGINS:
         if given.get(name) is not None:
             return f"edl.huggingface.Accelerator does not take {name}: {LEAVE_OUT}"
@@ -149,7 +145,6 @@ def refused_plugin(given: Mapping[str, Any]) -> str | None:
 
 
 def refused_model(model: Any) -> str | None:
-    """Return why an elastic job cannot train `model`; None if it can."""
     sharded = getattr(model, "is_distributed_loading_by_transformers", False)
     if sharded or (getattr(model, "tp_size", None) or 1) > 1:
         return (

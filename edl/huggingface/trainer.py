@@ -97,7 +97,6 @@ class ElasticTrainerMixin(Base):
 
     @staticmethod
     def _check(args: Any, model: Any) -> None:
-        """Raise UsageError for options or a model that cannot work in an elastic job."""
         why = refused_option(args) or refused_model(model)
         if why is not None:
             raise UsageError(why)
@@ -266,7 +265,6 @@ class ElasticTrainerMixin(Base):
     # --- the loop
 
     def _run_epoch(self, **arguments: Any) -> None:
-        """Train one epoch of the job, or what is left of it when this worker joins."""
         if self._epoch is None:
             self.control.should_training_stop = True
             return
@@ -282,7 +280,6 @@ class ElasticTrainerMixin(Base):
         self._end_epoch()
 
     def _end_epoch(self) -> None:
-        """Go to the job's next epoch, or end the training on all workers together."""
         assert self._loader is not None
         if self.control.should_training_stop:
             self._loader.stop()
@@ -364,7 +361,6 @@ class ElasticTrainerMixin(Base):
         tr_loss.fill_(mean * (self.state.global_step - self._globalstep_last_logged))
 
     def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, *rest: Any, **named: Any) -> None:
-        """Log the mean loss of all workers, and evaluate and save when it is time."""
         if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
             self._share_mean_loss(tr_loss)
             self._job_callback.follow_rank(self.args, self.state, self.control)

@@ -51,7 +51,6 @@ class Check:
 
 
 def checks() -> Iterator[Check]:
-    """Run all checks of this machine, and yield a row for each as soon as it is known."""
     yield _python()
     yield _import_name(_providers("edl"))
     versions = {module: horovod_wheel.framework_version(module) for module in FRAMEWORKS}
@@ -62,7 +61,6 @@ def checks() -> Iterator[Check]:
 
 
 def usable(rows: Iterable[Check]) -> bool:
-    """Return whether edl works on this machine, perhaps with limits: none of `rows` is FAILED."""
     return all(row.state is not CheckResult.FAILED for row in rows)
 
 
@@ -71,7 +69,6 @@ def _python() -> Check:
 
 
 def _import_name(providers: frozenset[str]) -> Check:
-    """Return a row that says whether `import edl` imports this package; FAILED if not."""
     name = "import edl"
     where = str(edl.__file__)
     ours = Path(__file__).resolve().parents[1] / "__init__.py"
@@ -101,7 +98,6 @@ def _providers(module: str) -> frozenset[str]:
 
 
 def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
-    """Yield a row for PyTorch and one for TensorFlow; FAILED if neither is installed."""
     none = not any(versions.values())
     for module, title in FRAMEWORKS.items():
         if version := versions[module]:
@@ -114,7 +110,6 @@ def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
 
 
 def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
-    """Yield rows on whether Horovod is there, works with each framework, and has the patches."""
     try:
         version = importlib.metadata.version("horovod")
     except importlib.metadata.PackageNotFoundError:
@@ -143,7 +138,6 @@ def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
 
 
 def _patches(marker: Mapping[str, Any]) -> Iterator[Check]:
-    """Yield the rows of `edl doctor` about edl's patches in the installed Horovod."""
     missing = horovod_patches.missing(marker)
     for patch in missing:
         yield Check(
@@ -154,7 +148,6 @@ def _patches(marker: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _build_tools(needless: bool) -> Iterator[Check]:
-    """Yield a row for each tool that compiles Horovod; FAILED if it is missing and needed."""
     worst = CheckResult.OK if needless else CheckResult.FAILED
     for tool in toolchain.tools():
         if tool.found:
@@ -167,7 +160,6 @@ def _build_tools(needless: bool) -> Iterator[Check]:
 
 
 def _zookeeper() -> Iterator[Check]:
-    """Yield rows about the configured ZooKeeper server and the programs that a local one needs."""
     try:
         settings = config.load()
     except ConfigError as error:
@@ -199,7 +191,6 @@ def _java(environ: Mapping[str, str]) -> str | None:
 
 
 def _zookeeper_jar(environ: Mapping[str, str]) -> str | None:
-    """Return the path of ZooKeeper's jar file; None if it is not found."""
     named = environ.get("ZOOKEEPER_HOME")
     homes = [Path(named)] if named else sorted(Path("/opt").glob("zookeeper*"), reverse=True)
     for home in homes:
@@ -209,7 +200,6 @@ def _zookeeper_jar(environ: Mapping[str, str]) -> str | None:
 
 
 def _reachable(hosts: str, timeout_s: float) -> Check:
-    """Return a row that says whether a ZooKeeper server answers; FAILED if none does in time."""
     name = "ZooKeeper server"
     if _connects(hosts, timeout_s):
         return Check(name, CheckResult.OK, f"{hosts} answers")
@@ -218,7 +208,6 @@ def _reachable(hosts: str, timeout_s: float) -> Check:
 
 
 def _connects(hosts: str, timeout_s: float) -> bool:
-    """Return whether a ZooKeeper session can be opened; the session is closed again."""
     from kazoo.client import KazooClient  # slow to import, and only needed here
     from kazoo.exceptions import KazooException
 

@@ -91,14 +91,12 @@ def fingerprint(folder: Path = FOLDER, *, gpu: bool) -> str:
 
 
 def wanted(source: Path, tensorflow_include: Path | None, *, gpu: bool) -> tuple[Patch, ...]:
-    """Return the patches of edl that a build of Horovod needs, in the order to apply them."""
     without_xla = tensorflow_include and _missing_xla_headers(source, tensorflow_include)
     needless = (frozenset() if gpu else GPU_ONLY) | ({NO_XLA_OPS} if not without_xla else set())
     return tuple(patch for patch in patches() if patch.name not in needless)
 
 
 def missing(marker: Mapping[str, Any]) -> tuple[Patch, ...]:
-    """Return the patches that an installed Horovod lacks, and without which edl promises less."""
     applied, gpu = marker.get("edits", ()), marker.get("gpu", True)
     return tuple(
         patch
@@ -108,7 +106,6 @@ def missing(marker: Mapping[str, Any]) -> tuple[Patch, ...]:
 
 
 def apply(source: Path, chosen: Iterable[Patch]) -> None:
-    """Apply patches to Horovod's source, by the program `patch`; the files are changed in place."""
     for patch in chosen:
         command = ["patch", "--strip=1", "--fuzz=0", "--forward", "--batch"]
         try:
@@ -132,14 +129,12 @@ def apply(source: Path, chosen: Iterable[Patch]) -> None:
 
 
 def write_marker(source: Path, chosen: Iterable[Patch], key: str, *, gpu: bool) -> None:
-    """Write the file by which a wheel of Horovod says which patches it was built with."""
     names = sorted(patch.name for patch in chosen)
     marker = {"edits": names, "fingerprint": fingerprint(gpu=gpu), "gpu": gpu, "key": key}
     (source / "horovod" / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
 
 
 def _read(path: Path) -> Patch:
-    """Return the name of the patch in the file `path`, the path, and what is lost without it."""
     named = _NAME.fullmatch(path.name)
     if named is None:
         raise BuildError(f"{path} is not called NN-name.patch; install edl again")
@@ -209,12 +204,10 @@ class Recipe:
 
     @property
     def gpu(self) -> bool:
-        """Whether Horovod is built with operations on GPUs."""
         return any(name in GPU_VARIABLES for name, _ in self.variables)
 
     @property
     def key(self) -> str:
-        """The name of the wheel's entry in the cache."""
         patches = fingerprint(gpu=self.gpu)
         parts = [VERSION, patches, self.python, self.machine]
         parts.append(f"torch{self.torch}" if self.torch else "notorch")
@@ -225,7 +218,6 @@ class Recipe:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables (HOROVOD_*) that make Horovod's build follow this recipe."""
         return {
             f"HOROVOD_WITH{'' if self.torch else 'OUT'}_PYTORCH": "1",
             f"HOROVOD_WITH{'' if self.tensorflow else 'OUT'}_TENSORFLOW": "1",
@@ -237,7 +229,6 @@ class Recipe:
 
 
 def recipe(*, gpu: bool, environ: Mapping[str, str]) -> Recipe:
-    """Return the recipe of the wheel that fits the running interpreter and its frameworks."""
     torch, tensorflow = framework_version("torch"), framework_version("tensorflow")
     if torch is None and tensorflow is None:
         raise BuildError(
@@ -259,7 +250,6 @@ def recipe(*, gpu: bool, environ: Mapping[str, str]) -> Recipe:
 
 
 def framework_version(module: str) -> str | None:
-    """Return the version of the installed distribution that provides an import name."""
     if importlib.util.find_spec(module) is None:
         return None
     for name in importlib.metadata.packages_distributions().get(module, ()):
@@ -269,13 +259,11 @@ def framework_version(module: str) -> str | None:
 
 
 def cached(wanted: Recipe) -> Path | None:
-    """Return the path of the wheel in the cache that fits a recipe and edl's present patches."""
     wheels = sorted((cache_folder() / wanted.key).glob("horovod-*.whl"))
     return wheels[0] if wheels else None
 
 
 def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
-    """Return the path, in the cache, of a wheel of Horovod, which is built unless it is there."""
     if not force and (wheel := cached(wanted)):
         console.print(f"Horovod {VERSION}: wheel from the cache, {wheel}", soft_wrap=True)
         return wheel
@@ -304,7 +292,6 @@ class _Build:
         self.log = cache_folder() / f"{wanted.key}.log"
 
     def run(self) -> Path:
-        """Build the wheel, put it into the cache, and return its path there."""
         self.log.write_text("")
         # Horovod's CMake takes its directory for a regular expression: no "+cpu" in the path.
         prefix = f".build-{hashlib.sha256(self.recipe.key.encode()).hexdigest()[:12]}-"
@@ -332,7 +319,6 @@ class _Build:
         return wheel
 
     def _run(self, work: Path) -> None:
-        """Fetch the tools and the source, apply the patches, and compile the wheel."""
         tools = work / "tools"
         cmake = () if toolchain.system_cmake() else (CMAKE,)
         pip_install = ("install", "--target", str(tools), *BUILD_TOOLS, *cmake, *REQUIREMENTS)
@@ -362,7 +348,6 @@ class _Build:
         self._check(next(out.glob("*.whl")))
 
     def _check(self, wheel: Path) -> None:
-        """Check that the wheel has Horovod's library for each framework of the recipe."""
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
         libraries = {"torch": self.recipe.torch, "tensorflow": self.recipe.tensorflow}
@@ -375,7 +360,6 @@ class _Build:
                 )
 
     def _source(self, work: Path, env: Mapping[str, str]) -> Path:
-        """Unpack Horovod's source into `work`, and return the folder with it."""
         archive = cache_folder() / f"horovod-{VERSION}.tar.gz"
         if not archive.is_file() or _sha256(archive) != SHA256:
             self._download(work, archive, env)
@@ -387,7 +371,6 @@ class _Build:
         return work / "source" / f"horovod-{VERSION}"
 
     def _download(self, work: Path, archive: Path, env: Mapping[str, str]) -> None:
-        """Download Horovod's source distribution, check it, and put it into the cache."""
         # pip knows the user's index, proxy and certificates. It asks each source distribution
         # for its metadata; without isolation that takes our setuptools and about a second.
         requirement = work / "requirements.txt"
@@ -415,7 +398,6 @@ class _Build:
         fetched.replace(archive)
 
     def _pip(self, *arguments: str, what: str, env: Mapping[str, str]) -> None:
-        """Run a command of pip, with its output in the log of the build."""
         command, *rest = arguments
         retries = ("--retries", "10")
         progress.run_logged(
@@ -427,7 +409,6 @@ class _Build:
         )
 
     def _environment(self, tools: Path) -> dict[str, str]:
-        """Return all environment variables of the build: the user's, changed for this build."""
         env = {k: v for k, v in config.environment().items() if not k.startswith("HOROVOD_")}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tools), env.get("PYTHONPATH"))))
         if self.recipe.gpu:
@@ -441,7 +422,6 @@ class _Build:
 
 
 def _tensorflow_include(wanted: Recipe) -> Path | None:
-    """Return the folder of TensorFlow's headers, or None for a build without TensorFlow."""
     if wanted.tensorflow is None:
         return None
     spec = importlib.util.find_spec("tensorflow")
@@ -478,7 +458,6 @@ def nccl_variables(wanted: Recipe, folder: Path) -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """Return the directory of the wheel cache, `wheels` in edl's cache; create it if missing."""
     path = config.cache_dir() / "wheels"
     path.mkdir(parents=True, exist_ok=True)
     return path

@@ -24,7 +24,6 @@ IMPORT_TIMEOUT_S = 120.0  # a first import of TensorFlow on a slow disk
 
 
 def provide(wanted: Recipe, *, force: bool, console: Console) -> None:
-    """Install Horovod of a recipe into the running interpreter, unless it is there and works."""
     # If one from the cache cannot be imported here, for example because it was built for another
     # processor, it is built again and replaced in the cache.
     place = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
@@ -49,19 +48,16 @@ def provide(wanted: Recipe, *, force: bool, console: Console) -> None:
 
 
 def is_installed(wanted: Recipe) -> bool:
-    """Return whether edl has built the Horovod of the running interpreter with a given recipe."""
     return bool(installed_marker().get("key") == wanted.key)
 
 
 def import_failures(wanted: Recipe) -> list[str]:
-    """Import the installed Horovod for each framework of a recipe, each in a new process."""
     frameworks = {"torch": wanted.torch, "tensorflow": wanted.tensorflow}
     failures = {one: import_failure(one) for one, version in frameworks.items() if version}
     return [f"`import horovod.{one}` fails: {why}" for one, why in failures.items() if why]
 
 
 def import_failure(module: str) -> str:
-    """Import Horovod for a framework in a new process, and return why that failed."""
     command = [sys.executable, "-c", f"import horovod.{module}"]
     try:
         done = subprocess.run(
@@ -87,7 +83,6 @@ def refuse_unwritable_interpreter() -> None:
 
 
 def _install(wheel: Path, console: Console) -> None:
-    """Install a wheel and the packages that it requires into the running interpreter, by pip."""
     log = wheel.with_name("install.log")
     env = config.environment()
     pip = [sys.executable, "-m", "pip", "install", "--retries", "10"]

@@ -62,7 +62,6 @@ def run_logged(
     env: Mapping[str, str],
     console: Console,
 ) -> None:
-    """Run `command` to its end, append its output to a log, and show its progress."""
     show = _live if console.is_terminal else _plain
     show(command, what, log, env, console)
 
@@ -70,7 +69,6 @@ def run_logged(
 def _plain(
     command: Sequence[str], what: str, log: Path, env: Mapping[str, str], console: Console
 ) -> None:
-    """Run a command to its end, and print a line of progress every 20 s (`PLAIN_PERIOD_S`)."""
     start = time.monotonic()
     state = {"percent": -1}
     ended = threading.Event()
@@ -98,7 +96,6 @@ def _plain(
 def _live(
     command: Sequence[str], what: str, log: Path, env: Mapping[str, str], console: Console
 ) -> None:
-    """Run a command to its end, and show a progress bar on the terminal."""
     columns = (SpinnerColumn(), TextColumn(what), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(what, total=None)
@@ -111,7 +108,6 @@ def _live(
 def _stream(
     command: Sequence[str], log: Path, env: Mapping[str, str], on_percent: Callable[[int], None]
 ) -> None:
-    """Run a command to its end, and append the command and its output (also of errors) to a log."""
     tail: list[str] = []
     with log.open("a", encoding="utf-8") as sink:
         sink.write(f"$ {' '.join(command)}\n")
@@ -155,7 +151,6 @@ OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # what make exports to its recip
 
 
 def with_make_flags(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables for a build, in which MAKEFLAGS says how many compilers run."""
     # What make exports to its recipes says nothing about this build, and names a closed pipe.
     by_user = environ.get("MAKEFLAGS", "").strip() if "MAKELEVEL" not in environ else ""
     rest = {name: value for name, value in environ.items() if name not in OF_MAKE}
@@ -169,7 +164,6 @@ def compilers() -> int:
 
 
 def _memory_bytes() -> float:
-    """Return the size of the machine's memory, or the limit of this container if that is less."""
     sizes = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
     for path in LIMITS:
         try:
@@ -196,7 +190,6 @@ class Tool:
 
 
 def tools() -> tuple[Tool, ...]:
-    """Return the C++ compiler, make, patch and Python's headers, found or missing."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     # not CMake: the build lets pip install it where it is missing

@@ -37,7 +37,6 @@ class Fit(NamedTuple):
 
 
 def check_fit(trainer: Trainer, module: LightningModule) -> None:
-    """Raise UsageError, in one sentence, if `trainer.fit(module)` does what edl cannot follow."""
     kinds = {kind.__name__ for each in trainer.callbacks for kind in type(each).__mro__}
     if why := why_refused(
         Fit(
@@ -51,7 +50,6 @@ def check_fit(trainer: Trainer, module: LightningModule) -> None:
 
 
 def check_own_steps(trainer: Trainer, has_own_step: bool) -> None:
-    """Raise UsageError if edl would step an LR scheduler that the module steps in its own way."""
     configs = trainer.lr_scheduler_configs
     steps = any(one.interval == "step" and not one.reduce_on_plateau for one in configs)
     if has_own_step and steps and trainer.max_steps == -1:
@@ -63,7 +61,6 @@ def check_own_steps(trainer: Trainer, has_own_step: bool) -> None:
 
 
 def why_refused(fit: Fit) -> str | None:
-    """Return what is wrong with a call of `trainer.fit()` and what to do; None if nothing is."""
     if not fit.is_automatic:
         return (
             "the module must leave optimization to Lightning; leave out automatic_optimization = "

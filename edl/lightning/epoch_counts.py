@@ -56,11 +56,9 @@ class EpochCounts:
 
     @property
     def is_at_limit(self) -> bool:
-        """Whether the limit leaves no batch of the present epoch."""
         return self.limit is not None and self._batches_ended >= self.limit
 
     def position(self, trained: int) -> EpochPosition:
-        """Return the job's position at a time when it had trained `trained` samples in all."""
         # Before the present update, or the last one if this worker has missed that.
         assert self.limit is not None
         progress = current_worker().loader.progress
@@ -134,7 +132,6 @@ class InBatches(InSamples):
 
 
 def accumulated_batches(trainer: Trainer) -> dict[int, int]:
-    """Return how many batches a Trainer accumulates for an update, by the first epoch of each."""
     found = {0: trainer.accumulate_grad_batches}
     for each in trainer.callbacks:
         # It sets the number in the Trainer only when an epoch begins.

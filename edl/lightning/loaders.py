@@ -21,7 +21,6 @@ from edl.torch.loader import training_options
 
 
 def training_loader(given: object, **batching: Any) -> edl.DataLoader:
-    """Return a loader of edl with the data set and the options of the script's training loader."""
     if not isinstance(given, torch.utils.data.DataLoader):
         raise UsageError(
             f"the training data come from a {type(given).__name__}; with ElasticStrategy give "

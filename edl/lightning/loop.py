@@ -198,7 +198,6 @@ class ElasticLoop:
             self.is_training = False
 
     def _next_epoch(self) -> bool:
-        """Begin the job's next epoch; return False if it has none."""
         self._batches = iter(())
         epoch = next(self._epochs, None)
         if epoch is not None:
@@ -264,7 +263,6 @@ class ElasticLoop:
     def _update_rates(
         self, others: Callable[[str, bool], None], interval: str, update_plateau_schedulers: bool
     ) -> None:
-        """Stand in for Lightning's method that steps LR schedulers after a batch, or an epoch."""
         if interval != "step" or update_plateau_schedulers:
             others(interval, update_plateau_schedulers)
         else:
@@ -302,7 +300,6 @@ class ElasticLoop:
         return batch, index, 0  # 0: the number of the loader
 
     def teardown(self) -> None:
-        """Let go of the batches; Lightning calls it after the training."""
         self._batches = iter(())
 
     def _next_batch(self) -> Any:
@@ -333,7 +330,6 @@ class ElasticLoop:
         return index
 
     def _batches_left(self) -> int | None:
-        """Return how many batches the epoch has left; None if samples are not dealt out yet."""
         progress = current_worker().loader.progress
         if progress.ledger.free or not progress.source.known_total:
             return None
@@ -346,7 +342,6 @@ class ElasticLoop:
     # --- after an update
 
     def end_update(self) -> None:
-        """Tell Lightning whether this was the last batch of the epoch."""
         if current_worker().loader.open:  # a GradScaler has skipped the update
             end_batch()
         self._batches_of_update = 0
@@ -369,7 +364,6 @@ class ElasticLoop:
             loop._max_batches = limited_batches(loader.flattened, limit, loop._max_batches)
 
     def _follow_rank(self, starts: bool = False) -> None:
-        """Let this worker write logs and show the progress bar from now on, if it is rank 0."""
         rank_zero_only.rank = edl.rank()
         before, self._writes = self._writes, edl.rank() == 0
         if starts or before or not self._writes:  # at the start Lightning has set up both

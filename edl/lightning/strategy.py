@@ -316,7 +316,6 @@ class ElasticStrategy(ParallelStrategy):
     # --- exchanges
 
     def _is_local(self) -> bool:
-        """Return whether this worker exchanges nothing with others at present."""
         if not self._is_shared():
             return True
         if self._in_evaluation_step:
@@ -328,7 +327,6 @@ class ElasticStrategy(ParallelStrategy):
         return False
 
     def _is_shared(self) -> bool:
-        """Return whether other workers may train with this one, and so exchange values with it."""
         if self._loop is None or not self._loop.is_training:
             return False
         status = self.lightning_module.trainer.state.status

@@ -46,7 +46,6 @@ class ResizeCost:
     prepare: float = 0.0
 
     def of(self, change: SlotChange) -> float:
-        """Return the seconds without training that `change` costs."""
         if change in (SlotChange.PREEMPT, SlotChange.FAILURE):
             return 0.0
         seconds: float = getattr(self, change.value)
@@ -59,7 +58,6 @@ class ResizeCost:
 
 
 def constant(seconds: float) -> ResizeCost:
-    """Return the cost of a resize that is `seconds` without training for each kind of change."""
     return ResizeCost(seconds, seconds, seconds, seconds, seconds)
 
 
@@ -86,7 +84,6 @@ def parse_resize_cost(text: str) -> ResizeCost:
 
 
 def change_of(before: Placement, after: Placement, trained: bool) -> SlotChange:
-    """Return the kind of change from the placement `before` to the placement `after`."""
     # never `FAILURE`: a job without slots counts as preempted
     if not after:
         return SlotChange.PREEMPT
@@ -101,7 +98,6 @@ def change_of(before: Placement, after: Placement, trained: bool) -> SlotChange:
 
 
 def _by_node(placement: Placement) -> dict[str, int]:
-    """Return the number of slots of `placement` on each node, by the node's name."""
     slots: dict[str, int] = {}
     for node, count in placement:
         slots[node] = slots.get(node, 0) + count

@@ -29,7 +29,6 @@ COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5")
 
 
 def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
-    """Return a figure with a Gantt chart of each run's jobs, and three charts of all runs below."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -83,7 +82,6 @@ def _shade(slots: int) -> str:
 
 
 def _explain(figure: Figure) -> None:
-    """Add a legend to `figure` that says which colour stands for how many slots."""
     from matplotlib.patches import Patch
 
     patches = [Patch(color=shade, label=name) for name, shade in SHADES.values()]
@@ -93,7 +91,6 @@ def _explain(figure: Figure) -> None:
 def _draw_levels(
     used: Axes, waiting: Axes, outcome: RunOutcome, first_s: float, colour: str
 ) -> None:
-    """Draw the slots in use and the number of waiting jobs of one run over time."""
     found = levels(outcome.result)  # the first one is at 0, before each job
     hours = [max(0.0, level.at_s - first_s) / 3600 for level in found]
     for axes, values in (
@@ -104,7 +101,6 @@ def _draw_levels(
 
 
 def _draw_distribution(axes: Axes, outcome: RunOutcome, colour: str) -> None:
-    """Draw the cumulative distribution of the completion times of one run's ended jobs."""
     hours = sorted(job.jct_s / 3600 for job in outcome.result.ended)
     parts = [100 * number / len(hours) for number in range(1, len(hours) + 1)]
     axes.step(hours, parts, where="post", color=colour, linewidth=1.2, label=outcome.run.title)

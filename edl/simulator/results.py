@@ -30,7 +30,6 @@ class AllocationChange:
     reason: str = ""  # the policy's reason; empty if a node failed
 
     def figures(self) -> dict[str, Any]:
-        """Return the change as a dictionary that can be written as JSON."""
         return {
             "at_s": self.at_s,
             "change": self.change.value,
@@ -48,7 +47,6 @@ class BatchChange:
     batch: int  # the global batch from then on, in samples
 
     def figures(self) -> dict[str, Any]:
-        """Return the fields of the change by name, as a dictionary that can be written as JSON."""
         return {"at_s": self.at_s, "batch": self.batch}
 
 
@@ -81,7 +79,6 @@ class JobResult:
         return self.end_s - self.arrival_s
 
     def later(self, seconds: float) -> JobResult:
-        """Return a copy of this result in which all points in time are `seconds` later."""
         if not seconds:
             return self
         return replace(
@@ -100,12 +97,10 @@ class JobResult:
 
     @property
     def resizes(self) -> int:
-        """The number of times that the job was given other slots after its start."""
         given = sum(1 for one in self.history if one.placement)
         return max(0, given - 1)
 
     def figures(self, history: bool = False) -> dict[str, Any]:
-        """Return the job's results as a dictionary that can be written as JSON."""
         shown: dict[str, Any] = {name: getattr(self, name) for name in _SHOWN}
         if self.dropped:
             shown["dropped"] = True
@@ -130,30 +125,24 @@ class Result:
 
     @property
     def ended(self) -> list[JobResult]:
-        """The results of the jobs that were not rejected, in the order of `jobs`."""
         return [job for job in self.jobs if not job.dropped]
 
     @property
     def mean_jct_s(self) -> float:
-        """The mean job completion time of the jobs that were not rejected, in seconds."""
         return fmean(job.jct_s for job in self.ended)
 
     @property
     def makespan_s(self) -> float:
-        """The makespan: the seconds from the first submission to the last end of a job."""
         return max(job.end_s for job in self.ended) - min(job.arrival_s for job in self.jobs)
 
     @property
     def worst_finish_time_fairness(self) -> float:
-        """The largest finish-time fairness of the jobs that were not rejected; lower is better."""
         return max(job.finish_time_fairness for job in self.ended)
 
     def jct_percentile_s(self, percent: float) -> float:
-        """Return the completion time that this many percent (0 to 100) of jobs do not exceed."""
         return float(np.percentile([job.jct_s for job in self.ended], percent))
 
     def figures(self, history: bool = False) -> dict[str, Any]:
-        """Return the summary of the run and the results of every job, as a dictionary for JSON."""
         ended = self.ended
         return {
             **{name: of(self) if ended else None for name, of in _OF_ENDED.items()},
@@ -196,12 +185,10 @@ class Usage(NamedTuple):
     waiting: int
 
     def figures(self) -> dict[str, Any]:
-        """Return the three fields by name, as a dictionary that can be written as JSON."""
         return self._asdict()
 
 
 def spans(job: JobResult) -> list[SlotSpan]:
-    """Return the periods between the changes of the slots of `job`, in order of time."""
     changes = [(job.arrival_s, 0)] + [(one.at_s, slot_count(one.placement)) for one in job.history]
     ends_s = [at_s for at_s, _ in changes[1:]] + [job.end_s]
     return [
@@ -212,7 +199,6 @@ def spans(job: JobResult) -> list[SlotSpan]:
 
 
 def levels(result: Result) -> list[Usage]:
-    """Return the number of used slots and of waiting jobs at each time at which one changes."""
     used: Counter[float] = Counter()
     waiting: Counter[float] = Counter()
     for job in result.jobs:
@@ -274,7 +260,6 @@ def mean_beside(results: Sequence[JobResult]) -> list[float]:
 
 
 def isolated_s(job: SubmittedJob, share: float, slots_a_node: int) -> float:
-    """Return the seconds that `job` would take alone on its share of the cluster."""
     most = job.max_slots
     if job.local_batches is not None:
         most = min(most, job.batch // job.local_batches[0])

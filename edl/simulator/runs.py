@@ -34,19 +34,15 @@ class SimulatedRun:
 
     @property
     def title(self) -> str:
-        """The policy and the jobs in a few words, for messages."""
         return f"{self.policy}, the trace"
 
     def submissions(self) -> Sequence[SubmittedJob]:
-        """Return the jobs."""
         return self.jobs
 
     def cluster(self) -> Sequence[Node]:
-        """Return the nodes."""
         return equal_nodes(self.nodes, self.slots)
 
     def rule(self) -> ClusterPolicy:
-        """Return the policy, with its seed and the cost of a resize."""
         if self.own is None:
             return policy_named(self.policy, self.seed, self.rules.resize.resize_s)
         own = with_run(self.own.rule, self.seed, self.rules.resize.resize_s)
@@ -62,21 +58,18 @@ class RunOutcome(NamedTuple):
 
 
 def do(run: SimulatedRun, on_time: OnTime | None = None) -> RunOutcome:
-    """Compute the simulation that `run` describes, in this process, and return its outcome."""
     began_s = time.perf_counter()
     result = simulate(run.submissions(), run.cluster(), run.rule(), run.rules, on_time)
     return RunOutcome(run, result, time.perf_counter() - began_s)
 
 
 def equal_nodes(count: int, slots: int) -> list[Node]:
-    """Return `count` nodes of `slots` slots each, named n0, n1, and so on."""
     return [Node(f"n{number}", slots) for number in range(count)]
 
 
 def do_all(
     runs: Sequence[SimulatedRun], processes: int = 1, tell: Callable[[str], None] = lambda _: None
 ) -> Iterator[RunOutcome]:
-    """Compute several simulations, and yield their outcomes in the order of `runs`."""
     if processes == 1 or len(runs) == 1:
         for number, run in enumerate(runs, 1):
             yield do(run, _teller(run, f"{number} of {len(runs)}: {run.title}", tell))
@@ -97,8 +90,6 @@ def _leave_interrupts_to_the_parent() -> None:
 
 
 def _teller(run: SimulatedRun, what: str, tell: Callable[[str], None]) -> OnTime:
-    """Return a function that passes the progress of a simulation to `tell`, as a message."""
-
     def on_time(since_s: float, ended: int) -> None:
         tell(f"{what}: {ended} jobs have ended at {since_s / 3600:.1f} h")
 

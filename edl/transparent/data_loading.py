@@ -1,10 +1,9 @@
 """Let the script's ``DataLoader`` train the parts of all ranks: :func:`replace_loading`.
 
-A ``DataLoader`` with a ``DistributedSampler`` of ``hvd.size()`` replicas, also one within its
-``batch_sampler``, iterated while the model is in training mode, is the job's training loader. edl
-deals its samples to the processes, in the order in which Horovod's ranks would train them. In
-evaluation mode, or under ``torch.no_grad()``, such a loader gives each process an equal share of
-the samples. Any other loader stays as it is.
+A ``DataLoader`` with a ``DistributedSampler`` of ``hvd.size()`` replicas (also in its
+``batch_sampler``), iterated in training mode, is the job's training loader: edl deals its samples
+in the order in which Horovod's ranks would train them. In evaluation mode, or under
+``torch.no_grad()``, it gives each process an equal share. Any other loader stays as it is.
 """
 
 from __future__ import annotations
@@ -65,7 +64,6 @@ class ModelGroup(torch.nn.ModuleList):
 
 
 def is_training(model: torch.nn.Module) -> bool:
-    """Return whether `model` is in training mode; of `ModelGroup`, whether one is."""
     if isinstance(model, ModelGroup):
         return any(one.training for one in model)
     return model.training
@@ -308,16 +306,13 @@ class ScriptLoaders:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the script has come to its training."""
         return self._training is not None
 
     @property
     def passes_over(self) -> bool:
-        """Whether the script goes through epochs that the job has behind it."""
         return self._training is not None and self._training.passes_over
 
     def exchange(self) -> Callable[[bytes], list[bytes]] | None:
-        """Return what sends a message of the script to all workers; None: they do not take part."""
         if self._training is None:
             return self._exchange_early
         return api.exchange if api.exchanges() and not self.passes_over else None
@@ -337,15 +332,11 @@ class ScriptLoaders:
             broadcast_tensors(tensors, root_rank, exchange)
 
     def compare_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise UsageError if the training has begun, and the optimizers have different states."""
         if self._training is not None and (exchange := self.exchange()) is not None:
             check_same_optimizer(optimizer, exchange)
 
     def agree_on_shares(self) -> tuple[int, int]:
-        """Return which share of an evaluation this process has, from 0, and how many there are.
-
-        All processes get the same number, also if one of them has just died.
-        """
+        """Return this process's share of an evaluation, and their number, the same on all."""
         digest = self._broadcast.digest() if self._training is None else 0
         exchange, own = self.exchange(), f"{process.current_worker().id} {digest}".encode()
         answers = [own] if exchange is None else exchange(own)
@@ -355,7 +346,6 @@ class ScriptLoaders:
         return place, len(answers)
 
     def examples(self, loader: DataLoader[Any]) -> list[Any]:
-        """Return a list of one batch of `loader`, which is loaded once; empty if it has none."""
         if loader not in self._examples:
             self._examples[loader] = list(islice(plain_iterator(loader), 1))
         return self._examples[loader]
@@ -371,7 +361,6 @@ class ScriptLoaders:
             self._training.note_step()
 
     def refuse_left_early(self) -> None:
-        """Raise a UsageError if the script is known to have left its last loop early."""
         if self._training is not None:
             self._training.refuse_left_early()
 
@@ -381,11 +370,9 @@ class ScriptLoaders:
 
     @property
     def step_in_epoch(self) -> int:
-        """The number of the step in its epoch, from 0, that the script trains."""
         return 0 if self._training is None else self._training.step_in_epoch
 
     def train(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """Yield the batches of the script's loop over its training loader."""
         if self._loader not in (None, loader):
             raise UsageError(TWICE)
         sampler = _sampler_of_all_ranks(loader)
@@ -400,7 +387,6 @@ class ScriptLoaders:
         yield from self._training.batches(number, sampler.epoch)
 
     def _begun(self, loader: DataLoader[Any], epochs: ScriptEpochs) -> Training:
-        """Return the training on the data of `loader`; `epochs` has the first one's number."""
         assert self.optimizer is not None
         seeds = [int(text) for text in self._exchange_early(str(torch.initial_seed()).encode())]
         if seeds[0] != torch.initial_seed():  # each rank may draw numbers of its own: edl does so
@@ -425,7 +411,6 @@ plain_iterator, plain_length = DataLoader.__iter__, DataLoader.__len__
 
 
 def _elastic(loader: DataLoader[Any], epochs: ScriptEpochs) -> edl.torch.DataLoader:
-    """Return edl's loader of the data of `loader`."""
     batches: Any = loader.batch_sampler
     if batches is None:
         raise UsageError(NO_BATCHES)
@@ -449,7 +434,6 @@ def _elastic(loader: DataLoader[Any], epochs: ScriptEpochs) -> edl.torch.DataLoa
 
 
 def _sampler_of_all_ranks(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
-    """Return the sampler by which the script divides the data among all its ranks, if any."""
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     while sampler is not None and not isinstance(sampler, DistributedSampler):
         sampler = getattr(sampler, "sampler", None)
@@ -460,7 +444,6 @@ def _sampler_of_all_ranks(loader: DataLoader[Any]) -> DistributedSampler[Any] | 
 
 
 def _divide(sampler: DistributedSampler[Any], replicas: int, rank: int) -> None:
-    """Let `sampler` divide the data among `replicas`, and give the part of `rank`."""
     sampler._edl_ranks = ranks()  # type: ignore[attr-defined]
     sampler.num_replicas, sampler.rank = replicas, rank
     samples = len(sampler.dataset)  # type: ignore[arg-type]
@@ -469,7 +452,6 @@ def _divide(sampler: DistributedSampler[Any], replicas: int, rank: int) -> None:
 
 
 def replace_loading() -> None:
-    """Let data loaders and samplers of PyTorch serve all ranks of the script, from now on."""
     allow_logical_samplers()
     watch_averages(averages)
     loader: Any = DataLoader
@@ -480,7 +462,6 @@ def replace_loading() -> None:
 
 @functools.wraps(plain_iterator)
 def _iterate(self: DataLoader[Any]) -> Iterator[Any]:
-    """Take the place of `DataLoader.__iter__`."""
     loaders.refuse_left_early()
     if loaders.is_training(self):
         return loaders.train(self)
@@ -494,7 +475,6 @@ def _iterate(self: DataLoader[Any]) -> Iterator[Any]:
 
 @functools.wraps(plain_length)
 def _length(self: DataLoader[Any]) -> int:
-    """Take the place of `DataLoader.__len__`."""
     if loaders.numbers(self):
         sampler = _sampler_of_all_ranks(self)
         assert sampler is not None

@@ -1,10 +1,8 @@
 """Check where an unchanged Horovod script leaves its loops over the training data, and ends.
 
-A script that stops at a place where its job may not end would leave a model that depends on the
-number of processes, or on whether the job was resumed. A loop is left *early* if the script takes
-no more batches after an update, or within a step of which it has trained some: a process takes a
-batch for each of its ranks in a step, so what a script counts in its loop depends on the number of
-processes. With one rank no end is early.
+A loop is left *early* if the script takes no more batches after an update, or within a step of
+which it has trained some. Then the model would depend on the number of processes: a process takes a
+batch for each of its ranks in a step. With one rank no end is early.
 """
 
 from __future__ import annotations
@@ -178,7 +176,6 @@ def ranks() -> int:
 
 
 def check_has_ranks() -> None:
-    """Raise a UsageError if this process is in a job without logical workers."""
     worker = process.current_worker()
     if worker.is_shared and not worker.logical:
         raise UsageError(NO_LOGICAL)
@@ -267,14 +264,12 @@ class LoopWatch:
                 self.is_within = False
 
     def check_next(self) -> None:
-        """Raise a UsageError if the script has left its last loop early; call it before another."""
         # A script that keeps the iterator of the loop has left it, too.
         if self.is_within and self._is_early():
             self._left_early = True
         self.refuse_left_early()
 
     def refuse_left_early(self) -> None:
-        """Raise a UsageError if the script is known to have left its last loop early."""
         # An error that the script handles may be why it has left the loop, and would be hidden.
         if self._left_early and sys.exc_info()[1] is None:
             raise UsageError(LEFT_EARLY)
@@ -289,7 +284,6 @@ class LoopWatch:
             self.check_next()
 
     def _is_early(self) -> bool:
-        """Return whether the script, if it takes no more batches now, leaves its loop early."""
         engine = current_worker().loader.engine
         taken = engine.batches.pieces - engine.batches.pieces_left
         return ranks() > 1 and (self._has_trained() or (engine.is_open and taken > 1))
@@ -310,7 +304,6 @@ class ScriptExchange:
         self.has_trained = False  # whether the script has come to its training
 
     def known(self, payload: bytes) -> list[bytes]:
-        """Send `payload` outside of the training; return all payloads in rank order."""
         # The others keep their answer for newcomers, who may come here before them.
         number, self._made = self._made, self._made + 1
         deadline = time.monotonic() + WAITS_S

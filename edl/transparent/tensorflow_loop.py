@@ -1,12 +1,9 @@
 """Record how the script makes its ``tf.data`` pipelines, and train them: :class:`InputPipelines`.
 
 edl deals numbered samples to processes that come and go, and the elements of a ``tf.data.Dataset``
-have no numbers. So the functions that make one are changed: a data set that begins with
-``from_tensor_slices``, and goes on with ``shard``, ``shuffle``, ``repeat``, ``batch``, ``take``,
-``skip``, ``map``, ``cache`` and ``prefetch``, remembers that. When it is trained, edl reads the
-samples from the arrays at its beginning, in the order that
-:class:`edl.step.source.PipelineOrder` computes for all ranks. The data set itself
-stays as TensorFlow has made it, for evaluation.
+have no numbers. So a data set that begins with ``from_tensor_slices``, and goes on with the methods
+named below, remembers that. When it is trained, edl reads the samples from the arrays, in the order
+of :class:`edl.step.source.PipelineOrder`. The data set itself stays, for evaluation.
 """
 
 from __future__ import annotations
@@ -95,7 +92,6 @@ class Recorded:
 
     @property
     def is_batched(self) -> bool:
-        """Whether the elements are batches."""
         return any(isinstance(stage, Batch) for stage in self.pipeline.stages)
 
     def digest(self) -> str:
@@ -139,7 +135,6 @@ class InputPipelines:
         self._elastic: Any = None
 
     def elastic(self, dataset: Any, steps: int | None) -> Any:
-        """Return edl's data set of the batches that `dataset` gives to all ranks."""
         found = recorded(dataset)
         if found is None:
             raise UsageError(UNKNOWN.format(what=_unknown_part(dataset)))
@@ -162,7 +157,6 @@ class InputPipelines:
         return seed
 
     def is_trained(self, dataset: Any) -> bool:
-        """Return whether `dataset` is the one that `elastic` was given."""
         found = recorded(dataset)
         if found is None or self._trained is None:
             return False
@@ -170,7 +164,6 @@ class InputPipelines:
 
 
 def _alike(one: tuple[Recorded, int | None], other: tuple[Recorded, int | None]) -> bool:
-    """Return whether two data sets, each with its steps of an epoch, give the same batches."""
     (first, _), (second, _) = one, other
     same = (one[1], first.pipeline) == (other[1], second.pipeline)
     return same and (first.source is second.source or first.whole is second.whole is not None)
@@ -277,7 +270,6 @@ RECORDED = (*_STAGES, *_SAME, "map")
 
 
 def _noted(before: Recorded, name: str, arguments: Any, named: Any) -> Recorded | None:
-    """Return what is known of a data set that a method has made; None: nothing."""
     if name in _SAME:
         return before
     if name == "map":
@@ -292,7 +284,6 @@ def _noted(before: Recorded, name: str, arguments: Any, named: Any) -> Recorded 
 
 
 def _recording(name: str) -> Callable[..., Any]:
-    """Return a method in place of `tf.data.Dataset`'s method `name` that notes the call."""
     plain = PLAIN[name]
     of_all = _COUNTING.get(name, plain)
 
@@ -320,7 +311,6 @@ def _within(num_shards: Any, index: Any, name: Any = None) -> tuple[Any, Any]:
 
 
 def _from_tensor_slices(*arguments: Any, **named: Any) -> Any:
-    """Take the place of `tf.data.Dataset.from_tensor_slices`."""
     made = PLAIN[FIRST](*arguments, **named)
     if tf.executing_eagerly():
         samples = int(made.cardinality().numpy())
@@ -330,7 +320,6 @@ def _from_tensor_slices(*arguments: Any, **named: Any) -> Any:
 
 @functools.cache
 def record_pipelines() -> None:
-    """Let the functions of `tf.data` note what the script makes by them, from now on."""
     kind: Any = tf.data.Dataset
     PLAIN[FIRST] = getattr(kind, FIRST)
     for name in RECORDED:
@@ -394,7 +383,6 @@ class KerasScript:
         self._had_all = True  # the callbacks of rank 0 were this process's own
 
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments with which Keras' `fit` trains as a worker of the job."""
         if given.get("y") is not None or not isinstance(given.get("x"), tf.data.Dataset):
             raise UsageError(_refusal(given.get("x")))
         data = self.pipelines.elastic(given["x"], given.pop("steps_per_epoch", None))
@@ -404,7 +392,6 @@ class KerasScript:
         return {**given, **own, "validation_data": validation, "validation_steps": steps}
 
     def _agreed(self, callbacks: Any, verbose: Any) -> tuple[list[Any], Any]:
-        """Return the callbacks of rank 0 of this `fit`, and its `verbose`."""
         own = _flat(callbacks)
         given = verbose, [type(one).__name__ for one in own]
         # As in the last fit, the script gives not all of rank 0: this may be a new rank 0, which it
@@ -443,7 +430,6 @@ def _refusal(data: Any) -> str:
 
 
 def _flat(callbacks: Any) -> list[Any]:
-    """Return the callbacks of a `fit` as a new list, which may be changed."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     return (
@@ -480,7 +466,6 @@ def _taken(own: list[Any], name: str, data: bytes | None, why: str) -> Any:
 
 
 def replace_fit() -> None:
-    """Replace `fit` and `evaluate` of `keras.Model`, in this process, from now on."""
     kind: Any = keras.Model
     kind.fit, kind.evaluate = _training(kind.fit), _evaluating(kind.evaluate)
 
@@ -572,18 +557,15 @@ class TapeLoop:
 
     @property
     def is_within(self) -> bool:
-        """Whether the script has begun to train by a loop."""
         return self._dataset is not None
 
     @property
     def step_in_epoch(self) -> int:
-        """The number of the step in its epoch, from 0, that the last batch belongs to."""
         if current_worker().warming_up:
             return 1  # the job has made its first step
         return batch_in_epoch(current_worker())
 
     def batches(self, dataset: Any) -> Iterator[Any]:
-        """Yield the batches of one loop of the script over its training data."""
         self._watch.check_next()
         number, self._loops = self._loops, self._loops + 1
         if self._dataset is None:
@@ -601,11 +583,9 @@ class TapeLoop:
         yield from self._watch.batches(self._trained())
 
     def refuse_left_early(self) -> None:
-        """Raise a UsageError if the script is known to have left its last loop early."""
         self._watch.refuse_left_early()
 
     def check_end(self) -> None:
-        """Check that the script may end now: after the job's last step."""
         self._watch.check_end()
         if self._epoch < 0:  # it may be a job resumed at its end
             is_behind = self._is_behind
@@ -616,7 +596,6 @@ class TapeLoop:
             raise ended_behind(self._loops - 1, self._warms_up and not self._has_trained)
 
     def _trained(self) -> Iterator[Any]:
-        """Yield the batches of this process in the epoch, and note while the script has one."""
         try:
             for batch in self._dataset:
                 self.has_batch = True
@@ -626,7 +605,6 @@ class TapeLoop:
             self.has_batch = False
 
     def _begin(self, dataset: Any) -> None:
-        """Find out what the script trains, and declare `dataset` as the job's data."""
         models, optimizers = _outermost(keras.Model), _outermost(keras.optimizers.Optimizer)
         if (len(models), len(optimizers)) != (1, 1):
             counts = {"models": len(models), "optimizers": len(optimizers)}
@@ -665,7 +643,6 @@ def _has_trained() -> bool:
 
 
 def _outermost(kind: Any) -> list[Any]:
-    """Return all objects of the class `kind` in this process that are no part of another one."""
     found = [one for one in gc.get_objects() if isinstance(one, kind)]
     inner = {id(getattr(one, "inner_optimizer", None)) for one in found}
     inner |= {id(getattr(one, "_functional", None)) for one in found}  # of a Sequential
@@ -676,7 +653,6 @@ def _outermost(kind: Any) -> list[Any]:
 
 
 def _uses_tape() -> bool:
-    """Return whether a function of the script calls Horovod's tape."""
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
         if _names_tape(frame.f_code) and not _is_library(frame.f_globals.get("__name__")):
@@ -687,7 +663,6 @@ def _uses_tape() -> bool:
 
 
 def _names_tape(code: types.CodeType) -> bool:
-    """Return whether `code`, or a function defined in it, has the name of Horovod's tape."""
     if TAPE in code.co_names:
         return True
     return any(_names_tape(one) for one in code.co_consts if isinstance(one, types.CodeType))

@@ -1,13 +1,10 @@
 """Lead a process through its script's loop over epochs to where the job is: :class:`Training`.
 
-A script for plain Horovod goes through all its epochs from the first on, also in a process that
-joins the job later, or that resumes it. Until it has come to the epoch of the job, it *passes over*
-epochs: each of its loops has one batch, its optimizer makes no update, its collectives are of this
-process alone, and its rank is not 0. What it has changed meanwhile is undone. A newcomer passes
-over epochs before it joins, while the others train.
-
-Job and script agree by the script's own number of an epoch, which it gives to
-``sampler.set_epoch()``; :class:`EpochNumbers` lets it grow where the script's does not.
+A script for plain Horovod goes through all its epochs, also in a process that joins later, or that
+resumes it. Until it has come to the epoch of the job, it *passes over* epochs: each of its loops
+has one batch, its optimizer makes no update, its collectives are of this process alone, and its
+rank is not 0. What it has changed meanwhile is undone. Job and script agree by the script's own
+number of an epoch, which it gives to ``sampler.set_epoch()``.
 """
 
 from __future__ import annotations
@@ -47,7 +44,6 @@ class EpochNumbers:
         self._offset = 0
 
     def next(self, sampler_epoch: int) -> int:
-        """Return the number of the epoch that begins now."""
         # Two phases of training may both begin with 0; or the script never calls `set_epoch()`.
         if self._last is not None and sampler_epoch + self._offset <= self._last:
             self._offset = self._last + 1 - sampler_epoch
@@ -75,12 +71,10 @@ class ScriptEpochs:
             self._sampler_epochs.append(sampler_epoch)
 
     def number(self, epoch: int) -> int:
-        """Return the script's number of the job's epoch `epoch`."""
         known = len(self._numbers) - 1  # an epoch in which no process has been follows these
         return self._numbers[min(epoch, known)] + max(0, epoch - known)
 
     def sampler_epoch(self, epoch: int) -> int:
-        """Return what the script gives to `set_epoch()` for the job's epoch `epoch`."""
         known = self._sampler_epochs
         if epoch < len(known):
             return known[epoch]
@@ -115,16 +109,13 @@ class Training:
 
     @property
     def step_in_epoch(self) -> int:
-        """The number of the step in its epoch, from 0, that the last batch belongs to."""
         return 0 if self.passes_over else self._loader.batch_index
 
     @property
     def is_in_step(self) -> bool:
-        """Whether the script is in a loop, and has not trained all batches of the present step."""
         return self._watch.is_within and current_worker().loader.open
 
     def batches(self, number: int, sampler_epoch: int) -> Iterator[Any]:
-        """Yield the batches of one loop of the script over its training data."""
         self._watch.check_next()
         self._number = number
         if self._epoch < 0:
@@ -147,7 +138,6 @@ class Training:
         yield from self._watch.batches(self._untrained())
 
     def _untrained(self) -> Iterator[Any]:
-        """Yield the batches of the job's epoch."""
         for batch in self._loader:
             self._has_stepped = False
             yield batch
@@ -156,7 +146,6 @@ class Training:
         self._has_stepped = True
 
     def refuse_left_early(self) -> None:
-        """Raise a UsageError if the script is known to have left its last loop early."""
         self._watch.refuse_left_early()
 
     def check_end(self) -> None:
@@ -168,13 +157,11 @@ class Training:
         self._restore()
 
     def _is_at_job(self) -> bool:
-        """Return whether the script has passed over all that the job has trained."""
         before = self._epoch - 1
         at_end = before >= 0 and self._number == self._numbers.number(before)
         return at_end and not current_worker().loader.ledger.done
 
     def _restore(self) -> None:
-        """Give the model the job's state again, if the script has passed over epochs."""
         if self._state is not None:
             replica = current_worker().replica
             assert replica is not None
@@ -201,7 +188,6 @@ class Training:
             self._epoch = next(self._epochs)  # joins
 
     def _pass_over(self) -> Iterator[Any]:
-        """Yield one batch, without an update of the model by it."""
         if self._epoch >= 0 and self._state is None:
             replica = current_worker().replica
             assert replica is not None
@@ -265,7 +251,6 @@ class ScriptAverages:
         self._waiting: list[Any] = []  # states of averages that the script has yet to make
 
     def add(self, average: AveragedModel) -> None:
-        """Add an average that the script has just made; it gets its state in the job, if any."""
         if not self._were_saved and self._passes_over():
             raise CheckpointError(NONE_SAVED)
         self._made.append(weakref.ref(average))
@@ -294,7 +279,6 @@ class ScriptAverages:
 
 
 def _load(averages: Sequence[AveragedModel | None], states: Sequence[Any]) -> None:
-    """Load into each average the state with the same index, where there are both."""
     for average, state in zip(averages, states, strict=False):
         if average is None or state is None:
             continue
@@ -313,7 +297,6 @@ def _load(averages: Sequence[AveragedModel | None], states: Sequence[Any]) -> No
 
 
 def watch_averages(averages: ScriptAverages) -> None:
-    """Add all averages that the script makes from now on to `averages`; call it once."""
     # It replaces constructors, because PyTorch has no hook for that. The outermost one adds the
     # average: a subclass makes its own buffers after it has called that of `AveragedModel`.
     in_the_making: set[int] = set()  # ids of averages whose outermost constructor runs
@@ -345,7 +328,6 @@ def watch_averages(averages: ScriptAverages) -> None:
 
 
 def _with_subclasses(kind: type[AveragedModel]) -> Iterator[type[AveragedModel]]:
-    """Yield a class, and all its subclasses after it."""
     yield kind
     for one in kind.__subclasses__():
         yield from _with_subclasses(one)

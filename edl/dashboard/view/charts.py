@@ -86,7 +86,6 @@ def slot_chart(
     to_s: float,
     cut_s: float = 0.0,
 ) -> SlotChart:
-    """Return the chart of `intervals` between `from_s` and `to_s`."""
     shown = sorted(
         (one for one in intervals if one.begin_s < to_s and (one.end_s or to_s) > from_s),
         key=lambda one: (one.begin_s, one.submission, one.host),
@@ -162,7 +161,6 @@ def _use(
     from_s: float,
     to_s: float,
 ) -> tuple[HostUsage, ...]:
-    """Return a row for each host, or for several together, with the part of slots in use."""
     together = max(1, ceil(len(hosts) / MAX_ROWS))
     found = []
     for first in range(0, len(hosts), together):
@@ -179,7 +177,6 @@ def _use(
 
 
 def _add(used: list[float], one: SlotInterval, from_s: float, to_s: float) -> None:
-    """Add the slots of an interval to the mean number of used slots of each column."""
     wide_s = (to_s - from_s) / len(used)
     begin = max(0.0, (one.begin_s - from_s) / wide_s)
     end = min(float(len(used)), ((to_s if one.end_s is None else one.end_s) - from_s) / wide_s)
@@ -251,7 +248,6 @@ def scaling_curve(
     profile: Curve | None,
     present_per_s: float | None = None,
 ) -> ScalingCurve:
-    """Return the throughput of a job by its size."""
     np = len(snapshot.generation.members) if snapshot.generation is not None else 0
     filled = [host.slots for host in snapshot.available]
     slots = sum(filled) or None
@@ -297,13 +293,11 @@ def _allowed(sizes: Sizes, numbers: Iterable[int]) -> list[int]:
 
 
 def _rates(now: Observation) -> dict[int, float]:
-    """Return the throughput of each size that was measured, or else is fitted, by size."""
     fitted = {one.np: one.samples_per_s for one in _fitted(now)}
     return fitted | {np: one.samples_per_s for np, one in now.seen.items()}
 
 
 def _fitted(now: Observation) -> tuple[SizeThroughput, ...]:
-    """Return the model's throughput by size; empty if there is no model, or it has no numbers."""
     if now.model is None:
         return ()
     try:
@@ -327,7 +321,6 @@ def _void(np: int, mean_per_s: float, present_per_s: float, slowest: str | None)
 def _forecasts(
     now: Observation, rates: dict[int, float], present_per_s: float, is_void: bool
 ) -> tuple[ResizeForecast, ...]:
-    """Return what other sizes would bring: the next ones, the limits, and the measured ones."""
     present = rates.get(now.np)
     if not present:
         return ()
@@ -381,7 +374,6 @@ class StepParts(Record):
 
 
 def step_parts(times: Sequence[Times]) -> StepParts | None:
-    """Return the mean parts of a step over the workers of `times`; None without any."""
     if not times:
         return None
     count, reduce_s = len(times), min(one.reduce_s for one in times)
@@ -404,7 +396,6 @@ class SpeedSample(Record):
     count: int = 1  # the number of samples of which this is the mean
 
     def and_then(self, later: SpeedSample) -> SpeedSample:
-        """Return the mean of this sample and `later`, weighted by their counts, at this time."""
         count = self.count + later.count
         rate = (self.samples_per_s * self.count + later.samples_per_s * later.count) / count
         return SpeedSample(self.at_s, rate, later.np, later.parts or self.parts, count)
@@ -419,14 +410,12 @@ class ThroughputHistory(Record):
     samples: tuple[SpeedSample, ...] = ()
 
     def with_sample(self, sample: SpeedSample) -> ThroughputHistory:
-        """Return the history with `sample`, which is the newest."""
         new = replace(self, samples=_added(self.samples, sample, self.period_s))
         while len(new.samples) > MAX_PERIODS:
             new = new._doubled()
         return new
 
     def columns(self) -> dict[str, list[float | None]]:
-        """Return the samples as columns for a chart, by name; None where a value is not known."""
         names = ("compute_s", "data_s", "reduce_s", "wait_s")
         columns: dict[str, list[float | None]] = {
             name: [] for name in ("at_s", "samples_per_s", "np", *names)
@@ -446,7 +435,6 @@ class ThroughputHistory(Record):
         return columns
 
     def _doubled(self) -> ThroughputHistory:
-        """Return the history with periods that are twice as long."""
         period_s, samples = 2 * self.period_s, tuple[SpeedSample, ...]()
         for one in self.samples:
             samples = _added(samples, one, period_s)
@@ -585,7 +573,6 @@ def _row(
 
 
 def _note(member: MemberStatus, speed: float | None, is_slowest: bool) -> str:
-    """Return what is unusual about a worker, in a few words; empty if nothing is."""
     if member.stage == Stage.PREPARING:
         return "starts and warms up; the others train on"
     if member.stage == Stage.READY:

@@ -87,7 +87,6 @@ class ClusterJobSummary(Record):
 
 
 def cluster_sections(reading: ClusterObservation) -> dict[str, Any]:
-    """Return the sections of a cluster's page by name."""
     status = reading.status
     return {
         "header": cluster_header(reading),
@@ -98,7 +97,6 @@ def cluster_sections(reading: ClusterObservation) -> dict[str, Any]:
 
 
 def cluster_header(reading: ClusterObservation) -> dict[str, Any]:
-    """Return the header of the page: the state in words, who leads, slots and jobs."""
     status = reading.status
     words, tone = cluster_in_words(reading)
     return {
@@ -125,7 +123,6 @@ def cluster_header(reading: ClusterObservation) -> dict[str, Any]:
 
 
 def cluster_in_words(reading: ClusterObservation) -> tuple[str, str]:
-    """Return the state of a cluster in words, and its tone: `good`, `warning` or `bad`."""
     status = reading.status
     if status is None:
         return f"the jobs of tenant {reading.viewer}", "good"
@@ -139,7 +136,6 @@ def cluster_in_words(reading: ClusterObservation) -> tuple[str, str]:
 
 
 def host_views(hosts: Sequence[HostStatus], leases: LeaseTable) -> dict[str, Any]:
-    """Return the hosts that the page lists, and how many there are."""
     of_host = {one.host: f"{name}, {one.state}" for name, one in leases.leases.items() if one.host}
     order = sorted(hosts, key=lambda one: (one.state == "offers", natural_order(one.host)))
     rows = [_host_view(one, of_host.get(one.host, "")) for one in order[:MAX_HOSTS]]
@@ -155,7 +151,6 @@ def host_views(hosts: Sequence[HostStatus], leases: LeaseTable) -> dict[str, Any
 
 
 def tenant_uses(reading: ClusterObservation) -> tuple[TenantUsage, ...]:
-    """Return the jobs and slots of each tenant, the administrator first; empty without tenants."""
     if not reading.tenants or reading.status is None:
         return ()
     slots: Counter[str] = Counter()
@@ -187,7 +182,6 @@ def tenant_uses(reading: ClusterObservation) -> tuple[TenantUsage, ...]:
 
 
 def away_cluster_in_words(reason: str, since_s: float, now_s: float) -> str:
-    """Return a sentence that the records of a cluster cannot be read, and what that means."""
     age = counted(max(0, round(now_s - since_s)), "second")
     return (
         f"The cluster could not be read for {age}: {reason}. The page shows what was known before; "
@@ -200,7 +194,6 @@ def _lease(name: str, why: str) -> str:
 
 
 def _host_view(host: HostStatus, lease: str) -> HostSummary:
-    """Return a host as the page lists it; `lease` is the lease under which it is lent."""
     most = sorted(host.jobs.items(), key=lambda one: (-one[1], one[0]))[:MAX_HOST_JOBS]
     tone = "good" if host.state == "offers" else "over" if host.state == "drained" else "warning"
     return HostSummary(

@@ -42,18 +42,15 @@ class EventView(Record):
 
     @property
     def words(self) -> str:
-        """The text in which a filter looks for words."""
         return f"{self.kind} {self.reason}"
 
 
 def tone_of(kind: EventKind) -> str:
-    """Return how serious events of `kind` are: `bad`, `warning`, `change` or `plain`."""
     tone = _TONES[EXPLANATIONS[kind].severity]
     return "change" if tone == "plain" and kind in CHANGE else tone
 
 
 def event_view(number: int, event: Event, job: str = "JOB") -> EventView:
-    """Return `event`, which has `number` in the log, as the page lists it."""
     tone, known = tone_of(event.kind), EXPLANATIONS[event.kind]
     concerns = tone in CONCERNING
     return EventView(
@@ -72,7 +69,6 @@ def event_view(number: int, event: Event, job: str = "JOB") -> EventView:
 
 
 def named_commands(text: str, event: Event, job: str) -> str:
-    """Return an advice whose commands name a job and the worker that `event` is about."""
     worker = getattr(event.details, "worker", None)
     text = text.replace("JOB WORKER", f"JOB {worker}" if worker else "JOB")
     return re.sub(r"\bJOB\b", lambda _: job, text)
@@ -111,7 +107,6 @@ class EventChoice:
     limit: int = PAGE  # the largest number of events
 
     def matches(self, event: PageEvent) -> bool:
-        """Return whether `event` is to be shown."""
         if self.tones and event.tone not in self.tones:
             return False
         if self.before is not None and event.number >= self.before:
@@ -127,15 +122,12 @@ class EventBuffer(Generic[Shown]):
         self._events: deque[Shown] = deque(maxlen=MAX_EVENTS)
 
     def add(self, events: Iterable[Shown]) -> None:
-        """Append `events`, the oldest first; the oldest of too many are dropped."""
         self._events.extend(events)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of kept events by tone."""
         return dict(sorted(Counter(one.tone for one in tuple(self._events)).items()))
 
     def chosen(self, choice: EventChoice) -> Sequence[Shown]:
-        """Return the events that `choice` shows, the newest first."""
         found: list[Shown] = []
         for one in reversed(tuple(self._events)):
             if len(found) >= choice.limit:
@@ -165,12 +157,10 @@ class ClusterEventView(Record):
 
     @property
     def words(self) -> str:
-        """The text in which a filter looks for words."""
         return f"{self.kind} {self.about} {self.reason} {self.by}"
 
 
 def cluster_event_view(number: int, event: ClusterEvent) -> ClusterEventView:
-    """Return `event`, which has `number` in the log, as the page lists it."""
     tone = "user" if event.kind in BY_USERS else "plain"
     tone = "host" if event.kind in _ABOUT_HOSTS else tone
     tone = "bad" if event.result is LifeResult.FAILED else tone

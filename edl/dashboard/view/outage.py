@@ -37,7 +37,6 @@ class WorkerReports(Record):
 
     @classmethod
     def of(cls, run: str, reports: Mapping[int, Mapping[str, Any]]) -> Self:
-        """Return the answers of workers of one job."""
         steps = {
             worker: int(one["step"])
             for worker, one in reports.items()
@@ -48,7 +47,6 @@ class WorkerReports(Record):
         return cls(len(reports), len(steps), max(steps.values(), default=None), silent)
 
     def after(self, before: WorkerReports | None, passed_s: float) -> WorkerReports:
-        """Return these answers, compared with those `before` them, `passed_s` seconds ago."""
         if before is None or before.step is None or self.step is None:
             return self
         if self.step > before.step:
@@ -83,7 +81,6 @@ def outage_incident(
 
 
 def _since(step: int, asked: WorkerReports) -> str:
-    """Return sentences that say whether the workers have trained during ZooKeeper's outage."""
     if asked.step is None:
         return (
             f"None of {workers(asked.asked)} has answered this machine directly, so the page does "
@@ -122,7 +119,6 @@ class ServerProbe(StrEnum):
 
 
 def outage_cause(trouble: str, probes: Mapping[str, ServerProbe]) -> Cause:
-    """Return why ZooKeeper does not answer, and what to do; `trouble` is that of this machine."""
     why, _, advice = trouble.partition(": ")
     if advice:
         why = why.replace("Its ", "The server's ", 1).replace(" its ", " the server's ", 1)

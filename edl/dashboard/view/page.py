@@ -43,7 +43,6 @@ class SavedWork(Record):
     lost_steps: int = 0  # the steps that were trained again after all workers had died, at least
 
     def with_event(self, event: Event) -> SavedWork:
-        """Return the summary with `event` added, if that is of a checkpoint or of a resume."""
         details = event.details
         if isinstance(details, CheckpointDetails):
             return replace(
@@ -73,7 +72,6 @@ class LedgerSummary(Record):
 
 
 def ledger_summary(snapshot: Snapshot, work: SavedWork) -> LedgerSummary:
-    """Return what the ledger has counted, from the records of a job and what its events tell."""
     now = snapshot.status
     return LedgerSummary(
         epoch=now.epoch,
@@ -93,7 +91,6 @@ MAX_CHANGES = 60
 
 
 def learning_charts(curve: LearningCurve, timeline: GenerationTimeline) -> dict[str, Any]:
-    """Return the columns of the charts, and where the ring changed."""
     first = curve.points[0].step if curve.points else 0
     changes = [
         {"step": one.step, "np": one.size, "generation": one.generation}
@@ -131,7 +128,6 @@ class LeaderReport(Record):
     since_s: float = 0.0
 
     def at(self, written_s: float, now_s: float, steady_s: float) -> LeaderReport:
-        """Return what a reader has seen after one more look."""
         if written_s == self.written_s:
             return self
         if not self.written_s:
@@ -148,17 +144,14 @@ class ReportAge:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether there is a report that is not too old."""
         return self.age_s is not None and self.age_s <= self.limit_s
 
     @property
     def is_old(self) -> bool:
-        """Whether there is a report that is too old."""
         return self.age_s is not None and self.age_s > self.limit_s
 
 
 def report_age(snapshot: Snapshot, newest: LeaderReport, steady_s: float) -> ReportAge:
-    """Return the age of the newest report of a job's leader, with the limit that the job sets."""
     period_s = snapshot.job.spec.settings.status_period_s
     age_s = steady_s - newest.since_s if newest.written_s else None
     return ReportAge(age_s, max(UNREPORTED_S, PERIODS * period_s))
@@ -183,7 +176,6 @@ class JobChoice:
     limit: int = PAGE  # the largest number of jobs
 
     def matches(self, job: ClusterJobStatus) -> bool:
-        """Return whether `job` is to be shown."""
         if self.states and not self.states & {str(job.state), job.outcome}:
             return False
         if self.queue and job.queue != self.queue:
@@ -201,19 +193,16 @@ class JobPage(Record):
 
 
 def chosen_jobs(jobs: Sequence[ClusterJobStatus], choice: JobChoice) -> JobPage:
-    """Return the jobs that `choice` shows."""
     found = sorted(filter(choice.matches, jobs), key=_place)
     return JobPage(tuple(found[: choice.limit]), len(found))
 
 
 def job_counts(jobs: Sequence[ClusterJobStatus]) -> dict[str, int]:
-    """Return how many jobs there are in each state; of those that have ended, by how they did."""
     found = Counter(job.outcome for job in jobs)
     return dict(sorted(found.items()))
 
 
 def _place(job: ClusterJobStatus) -> tuple[int, float]:
-    """Return a sort key of a job: by its state, then by its place among those in that state."""
     by_priority = -float(job.priority) if job.state is LifeState.QUEUED else 0.0
     by_end = -job.ended_s if job.state is LifeState.ENDED else 0.0
     return _ORDER.get(job.state, 0), by_priority + by_end
@@ -264,7 +253,6 @@ class JobHeader(Record):
 def job_header(
     status: JobStatus, timeline: GenerationTimeline, report: ReportAge, now_s: float
 ) -> JobHeader:
-    """Return the header of a job's page."""
     standing_s = standstill_s(status, report)
     words, tone = state_in_words(status, standing_s, report)
     paused_s = max(0.0, now_s - timeline.paused_since_s) if timeline.paused_since_s else 0.0
@@ -316,7 +304,6 @@ def standstill_s(status: JobStatus, report: ReportAge) -> float:
 
 
 def state_in_words(status: JobStatus, standing_s: float, report: ReportAge) -> tuple[str, str]:
-    """Return how a job is, in a few words, and the tone in which to say it."""
     state = status.state
     if state.over:
         return str(state), "bad" if state is JobState.FAILED else "over"
@@ -357,7 +344,6 @@ def eta_s(status: JobStatus, standing_s: float) -> float | None:
 
 
 def away_in_words(hosts: str, since_s: float, now_s: float) -> str:
-    """Return sentences that ZooKeeper does not answer, and what that means for the page."""
     return (
         f"ZooKeeper at {hosts} has not answered for {duration_in_words(now_s - since_s)}. The page "
         "asks it again each second, and shows what was known before."
@@ -365,7 +351,6 @@ def away_in_words(hosts: str, since_s: float, now_s: float) -> str:
 
 
 def unreadable_in_words(reason: str, since_s: float, now_s: float) -> str:
-    """Return a sentence that the records of a job cannot be read although ZooKeeper answers."""
     age = duration_in_words(now_s - since_s)
     return (
         f"The job cannot be read: {reason}. The page shows what was known {age} ago; the workers "
@@ -407,7 +392,6 @@ class JobTrace:
     incidents: IncidentLog = field(default_factory=IncidentLog)  # what happened to it
 
     def with_events(self, events: Iterable[Event], read_s: float) -> JobTrace:
-        """Return the trace with `events`, which follow those before in the log."""
         timeline, speed, work = self.timeline, self.speed, self.work
         incidents = self.incidents
         for event in events:
@@ -421,12 +405,10 @@ class JobTrace:
         return replace(self, timeline=timeline, speed=speed, work=work, incidents=incidents)
 
     def with_hosts(self, snapshot: Snapshot) -> JobTrace:
-        """Return the trace with the hosts of the workers in `snapshot`, for its incidents."""
         hosts = {member.name: member.host for member in snapshot.members}
         return replace(self, incidents=self.incidents.with_hosts(hosts))
 
     def with_outage(self, why: str, since_s: float, now_s: float) -> JobTrace:
-        """Return the trace of a job whose ZooKeeper does not answer."""
         known = self.incidents
         # A server that is started again looks overloaded: the first cause counts.
         first = known.outage_why if known.outage_s >= since_s else why
@@ -437,7 +419,6 @@ class JobTrace:
         return replace(self, timeline=GenerationTimeline.cut(at_s), work=SavedWork())
 
     def with_reading(self, reading: JobObservation) -> JobTrace:
-        """Return the trace with the throughput of `reading`, if the job runs and reports."""
         status = job_status(reading.snapshot, reading.zookeeper)
         if status.state.over or not status.world_size or not reading.report.is_fresh:
             return self
@@ -449,7 +430,6 @@ class JobTrace:
 
 
 def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
-    """Return the sections of a job's page by name."""
     status = job_status(reading.snapshot, reading.zookeeper)
     timeline = trace.timeline
     table = worker_table(status, reading.learned.times)
@@ -472,7 +452,6 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
 
 
 def timeline_section(timeline: GenerationTimeline) -> dict[str, Any]:
-    """Return the section `timeline` of a job's page: what the browser draws of `timeline`."""
     return {
         "bands": timeline.bands,
         "marks": timeline.marks,

@@ -91,7 +91,6 @@ class GenerationBand(Record):
     paused_s: float = 0.0  # for how long it had too few workers to train, in seconds
 
     def merged(self, later: GenerationBand) -> GenerationBand:
-        """Return the band that covers this one and `later`, which follows it."""
         known = [one for one in (self.loss_s, later.loss_s) if one is not None]
         return replace(
             later,
@@ -166,7 +165,6 @@ class GenerationTimeline(Record):
         return cls(began_s=at_s, is_cut=True)
 
     def with_event(self, event: Event) -> GenerationTimeline:
-        """Return the time line with what `event` tells; events come in the order of the log."""
         new = self
         if event.kind in MARKED:
             new = new._marked(event, event.reason)
@@ -188,7 +186,6 @@ class GenerationTimeline(Record):
         return new
 
     def with_outage(self, since_s: float) -> GenerationTimeline:
-        """Return the time line with a mark for an outage of ZooKeeper that lasts."""
         generation = self.bands[-1].last if self.bands else 0
         reason = "ZooKeeper does not answer"
         return self._with_mark(TimelineMark(since_s, AWAY, "bad", generation, reason))
@@ -206,19 +203,16 @@ class GenerationTimeline(Record):
         return min(1.0, max(0.0, 1.0 - lost_s / lasted_s))
 
     def switch_of(self, generation: int) -> SwitchLoss | None:
-        """Return the cost of the switch into `generation`; None: it is not known any more."""
         found = [one for one in self.switches if one.generation == generation]
         return found[-1] if found else None
 
     def _marked(self, event: Event, reason: str) -> GenerationTimeline:
-        """Return the time line with a mark for `event`, which says `reason`."""
         tone = tone_of(event.kind)
         return self._with_mark(
             TimelineMark(event.time, str(event.kind), tone, event.generation, reason)
         )
 
     def _with_mark(self, mark: TimelineMark) -> GenerationTimeline:
-        """Return the time line with `mark` at its place in the order of time."""
         later = sum(one.at_s > mark.at_s for one in self.marks)
         at = len(self.marks) - later
         return replace(self, marks=(*self.marks[:at], mark, *self.marks[at:])[-MAX_MARKS:])
@@ -232,7 +226,6 @@ class GenerationTimeline(Record):
         return replace(new, leader=worker, led_s=event.time)
 
     def _with_generation(self, event: Event, details: GenerationDetails) -> GenerationTimeline:
-        """Return the time line with a new generation, or with the end of the last one."""
         np, before = len(details.members), self._with_former(event, details)._closed(event.time)
         if not np:
             return replace(before, ended_s=event.time)
@@ -254,7 +247,6 @@ class GenerationTimeline(Record):
         return replace(self, bands=(band,))
 
     def _with_switch(self, event: Event, details: SwitchDetails) -> GenerationTimeline:
-        """Return the time line with the cost of a switch, at the generation that it led to."""
         loss_s = _loss_s(details)
         slowest = sorted(
             details.workers.items(), key=lambda item: (-without_step_s(item[1]), item[0])
@@ -284,7 +276,6 @@ class GenerationTimeline(Record):
         return replace(self._closed(at_s), ended_s=at_s if self.ended_s is None else self.ended_s)
 
     def _closed(self, at_s: float) -> GenerationTimeline:
-        """Return the time line with its last band ended at `at_s`, if it had no end."""
         if not self.bands or self.bands[-1].to_s is not None:
             return replace(self, paused_since_s=None)
         paused_s = max(0.0, at_s - self.paused_since_s) if self.paused_since_s is not None else 0.0
