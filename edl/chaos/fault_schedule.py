@@ -42,11 +42,8 @@ T = TypeVar("T")
 class RandomSource(Protocol):
     """The interface of a source of random numbers; a `random.Random` has it."""
 
-    def uniform(self, a: float, b: float) -> float:
-        """Return a random number from `a` to `b`, both included, all equally likely."""
-
-    def choice(self, seq: Sequence[T]) -> T:
-        """Return one item of `seq`, which is not empty; all are equally likely."""
+    def uniform(self, a: float, b: float) -> float: ...
+    def choice(self, seq: Sequence[T]) -> T: ...
 
 
 class Action(StrEnum):
@@ -152,18 +149,14 @@ def choose_worker(
         wanted = [w for w in here if f"w{w.id}" == order.target]
     if not wanted:
         return None, f"there is no {order.target} on this host"
-    able = [w for w in wanted if not _needed(order.action, w, workers)]
+    # A worker may hold the only sure copy of the job's state.
+    sure = {w.id for w in workers if w.in_ring and w.trained}
+    able = [w for w in wanted if order.action not in FATAL or not w.in_ring or sure - {w.id}]
     if not able:
         names = ", ".join(f"w{w.id}" for w in wanted)
         return None, f"no other worker than {names} holds the state of the job for certain"
     chosen = random.choice(able)
     return chosen.id, f"w{chosen.id} is one of {len(able)} to choose from"
-
-
-def _needed(action: Action, worker: ObservedWorker, workers: Collection[ObservedWorker]) -> bool:
-    others = [w for w in workers if w.in_ring and w.trained and w.id != worker.id]
-    # It may hold the only sure copy of the job's state.
-    return action in FATAL and worker.in_ring and not others
 
 
 def read_order(action: Action, text: str) -> Order:

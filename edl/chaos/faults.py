@@ -1,9 +1,8 @@
 """Cause faults in a running job, one worker at a time, and watch the job until it trains again.
 
-:meth:`Chaos.run` does both. Only workers of this host are chosen. A worker's process id comes from
-ZooKeeper, where it may be old, or of another machine. So the process gets a signal through a handle
-(pidfd) that is opened before the worker's own launch token is looked for in the environment of the
-process.
+Only workers of this host are chosen. A worker's process id comes from ZooKeeper, where it may be
+old, or of another machine. So the process gets a signal through a handle (pidfd) that is opened
+before the worker's own launch token is looked for in the environment of the process.
 """
 
 from __future__ import annotations
@@ -146,7 +145,8 @@ class Chaos:
         if chosen is None:
             self._say(f"{order}: {reason}; waiting")
             return None
-        step, seen = self._step(snapshot), self._newest_event()
+        step = self._step(snapshot)
+        seen = max((number for number, _ in self._store.events.read()), default=-1)
         generation = snapshot.generation.number if snapshot.generation else 0
         try:
             self._do(order.action, members[chosen])
@@ -266,9 +266,6 @@ class Chaos:
             if member.id in members:
                 return max(snapshot.status.step, health(member).step)
         return snapshot.status.step
-
-    def _newest_event(self) -> int:
-        return max((number for number, _ in self._store.events.read()), default=-1)
 
     def _snapshot(self) -> Snapshot:
         """Return a new snapshot of the job's records; for `limit_s` try again if it fails."""

@@ -135,7 +135,15 @@ class _GraphJob:
             raise UsageError("create an edl.Optimizer before the session")
         if self._training.epochs == 0:
             raise UsageError("the job has no data: call edl.elastic_shard_generator(...)")
-        _check_order(session.graph)
+        for operation in session.graph.get_operations():
+            if "Shuffle" in operation.type and "Dataset" in operation.type:
+                sources = {each.type for each in _before(operation)}
+                if "FlatMapDataset" in sources:  # how from_generator begins
+                    raise UsageError(
+                        "the data set is shuffled after edl.elastic_shard_generator: that would "
+                        "break the link between batches and leases, by which each sample is "
+                        "trained once; give shuffle=True to elastic_shard_generator instead"
+                    )
         replica.use_session(session)
         plain_close, thread = session.close, threading.get_ident()
 
@@ -230,7 +238,8 @@ class _GraphJob:
 
     def trains(self, fetches: Any) -> bool:
         """Return whether a run of these `fetches` trains: they depend on reduced gradients."""
-        found = [self._look(_operation(self._session.graph, fetch)) for fetch in _flat(fetches)]
+        flat = tf.nest.flatten(fetches)
+        found = [self._depends(_operation(self._session.graph, fetch)) for fetch in flat]
         reduces = any(reduced for reduced, _ in found)
         if reduces and not any(applied for _, applied in found):
             raise UsageError(
@@ -239,7 +248,7 @@ class _GraphJob:
             )
         return reduces
 
-    def _look(self, operation: tf.Operation) -> tuple[bool, bool]:
+    def _depends(self, operation: tf.Operation) -> tuple[bool, bool]:
         """Return two bools: does `operation` depend on reduced gradients, and on an update?"""
         found = self._found.get(id(operation))
         if found is None:
@@ -442,10 +451,6 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
         return self._job is not None and self._job.trains(run_context.original_args.fetches)
 
 
-def _flat(fetches: Any) -> list[Any]:
-    return list(tf.nest.flatten(fetches))
-
-
 def _operation(graph: tf.Graph, fetch: Any) -> tf.Operation:
     if isinstance(fetch, str):
         fetch = graph.as_graph_element(fetch)
@@ -466,16 +471,3 @@ def _before(operation: tf.Operation) -> Iterator[tf.Operation]:
             if earlier not in seen:
                 seen.add(earlier)
                 waiting.append(earlier)
-
-
-def _check_order(graph: tf.Graph) -> None:
-    """Raise UsageError if `graph` shuffles a data set that `from_generator` has made."""
-    for operation in graph.get_operations():
-        if "Shuffle" in operation.type and "Dataset" in operation.type:
-            sources = {each.type for each in _before(operation)}
-            if "FlatMapDataset" in sources:  # how from_generator begins
-                raise UsageError(
-                    "the data set is shuffled after edl.elastic_shard_generator: that would break "
-                    "the link between batches and leases, by which each sample is trained once; "
-                    "give shuffle=True to elastic_shard_generator instead"
-                )

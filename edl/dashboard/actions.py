@@ -1,7 +1,4 @@
-"""Carry out a request of a page: a verb of the command line, by the same client.
-
-:func:`act_on_job` and :func:`act_on_cluster` do so. Each returns the sentence that the verb prints.
-"""
+"""Carry out a request of a page: a verb of the command line, by the same client."""
 
 from __future__ import annotations
 

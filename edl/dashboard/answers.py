@@ -58,26 +58,6 @@ def html_page(head: Sequence[str], loading: str, rest: str = "") -> str:
     return _PAGE.format(head="\n    ".join(head), loading=loading, rest=rest)
 
 
-def job_page() -> str:
-    head = (
-        _ICON,
-        _STYLE.format(path="vendor/uPlot.min.css"),
-        _STYLE.format(path="style.css"),
-        '<script src="/static/vendor/uPlot.iife.min.js" defer></script>',
-        _MODULE.format(path="main.mjs"),
-    )
-    instead = "<code>edl status --watch</code> shows the job in a terminal."
-    return html_page(head, "Loading…", _NO_SCRIPT.format(instead=instead))
-
-
-def cluster_page() -> str:
-    head = _ICON, _STYLE.format(path="style.css"), _MODULE.format(path="cluster.mjs")
-    instead = (
-        "<code>edl list</code> and <code>edl cluster status</code> show the cluster in a terminal."
-    )
-    return html_page(head, "Loading…", _NO_SCRIPT.format(instead=instead))
-
-
 # --- The files of the page that are the same for everybody: HTML, styles, scripts.
 
 
@@ -100,9 +80,30 @@ class StaticFile:
 
 
 def static_files() -> Mapping[str, StaticFile]:
+    job = html_page(
+        (
+            _ICON,
+            _STYLE.format(path="vendor/uPlot.min.css"),
+            _STYLE.format(path="style.css"),
+            '<script src="/static/vendor/uPlot.iife.min.js" defer></script>',
+            _MODULE.format(path="main.mjs"),
+        ),
+        "Loading…",
+        _NO_SCRIPT.format(
+            instead="<code>edl status --watch</code> shows the job in a terminal.",
+        ),
+    )
+    cluster = html_page(
+        (_ICON, _STYLE.format(path="style.css"), _MODULE.format(path="cluster.mjs")),
+        "Loading…",
+        _NO_SCRIPT.format(
+            instead="<code>edl list</code> and <code>edl cluster status</code> show the cluster "
+            "in a terminal.",
+        ),
+    )
     found = {
-        "index.html": _static_file(job_page().encode(), TYPES["html"]),
-        "cluster.html": _static_file(cluster_page().encode(), TYPES["html"]),
+        "index.html": _static_file(job.encode(), TYPES["html"]),
+        "cluster.html": _static_file(cluster.encode(), TYPES["html"]),
     }
     static = files("edl.dashboard") / "static"
     for folder in ("", "vendor"):
@@ -144,22 +145,6 @@ def view_token(secret: str, name: str) -> str:
     return derived(secret, "dashboard", name)
 
 
-class SecureHeaders:
-    """An application that adds `HEADERS` to each answer of another one, `app`."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_more(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                more = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
-                message["headers"] = [*message.get("headers", ()), *more]
-            await send(message)
-
-        await self._app(scope, receive, send_more)
-
-
 class SecureApplication(Starlette):
     """An application whose answers all have `HEADERS`, also that to an error of its own."""
 
@@ -171,24 +156,32 @@ class SecureApplication(Starlette):
         self.state.ends = False  # then streams end
 
     def build_middleware_stack(self) -> ASGIApp:
-        return SecureHeaders(super().build_middleware_stack())
+        app = super().build_middleware_stack()
+
+        async def secure(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_more(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    more = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
+                    message["headers"] = [*message.get("headers", ()), *more]
+                await send(message)
+
+            await app(scope, receive, send_more)
+
+        return secure
 
 
 def with_token(handler: Handler) -> Handler:
     """Return `handler` for requests with the token; others get 401."""
 
     async def checked(request: Request) -> Response:
-        if not has_bearer(request, request.app.state.token):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        expected: str = request.app.state.token
+        is_equal = hmac.compare_digest(given.strip().encode(), expected.encode())
+        if scheme.lower() != "bearer" or not is_equal:
             return json_answer({"message": "the token is missing or wrong"}, 401)
         return await handler(request)
 
     return checked
-
-
-def has_bearer(request: Request, expected: str) -> bool:
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    is_equal = hmac.compare_digest(given.strip().encode(), expected.encode())
-    return scheme.lower() == "bearer" and is_equal
 
 
 async def health(request: Request) -> Response:
@@ -236,28 +229,23 @@ def stream_page(request: Request, newest: NewestPage) -> Response:
 
     async def messages() -> AsyncIterator[bytes]:
         state.streams += 1
+        instance, version, silent_s = "", 0, 0.0
         try:
-            async for message in _changes(state, newest):
-                yield message
+            while not state.ends:
+                now = newest()
+                if (now.instance, now.version) != (instance, version):
+                    yield b"data: " + now.patch(instance, version) + b"\n\n"
+                    instance, version, silent_s = now.instance, now.version, 0.0
+                elif silent_s >= ALIVE_S:
+                    silent_s = 0.0
+                    yield b": alive\n\n"
+                await asyncio.sleep(LOOK_S)
+                silent_s += LOOK_S
         finally:
             state.streams -= 1
 
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(messages(), media_type="text/event-stream", headers=headers)
-
-
-async def _changes(state: Any, newest: NewestPage) -> AsyncIterator[bytes]:
-    instance, version, silent_s = "", 0, 0.0
-    while not state.ends:
-        now = newest()
-        if (now.instance, now.version) != (instance, version):
-            yield b"data: " + now.patch(instance, version) + b"\n\n"
-            instance, version, silent_s = now.instance, now.version, 0.0
-        elif silent_s >= ALIVE_S:
-            silent_s = 0.0
-            yield b": alive\n\n"
-        await asyncio.sleep(LOOK_S)
-        silent_s += LOOK_S
 
 
 def whole_number(text: str | None, default: Any) -> Any:

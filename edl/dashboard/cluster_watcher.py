@@ -1,9 +1,8 @@
 """Read a cluster for its page, in one thread, at a rate that does not depend on the browsers.
 
-Each turn reads what `edl cluster status`, `edl list` and `edl events --cluster` read, only the
-nodes that changed. When ZooKeeper does not answer, or a record cannot be read, the page keeps what
-was known and says since when. When no controller leads, it says so: then nothing decides, and the
-reasons are those of the last plan.
+Each turn reads only the nodes that changed. When ZooKeeper does not answer, or a record cannot be
+read, the page keeps what was known and says since when. When no controller leads, it says so: then
+nothing decides, and the reasons are those of the last plan.
 """
 
 from __future__ import annotations

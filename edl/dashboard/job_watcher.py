@@ -1,10 +1,8 @@
 """Read a job for its page, in one thread, at a rate that does not depend on the browsers.
 
-Each turn reads what `edl status` and `edl events --follow` read, only the nodes that changed, and
-every :data:`LEARNED_S` seconds what the job has measured. When ZooKeeper does not answer, or a
-record cannot be read, the page keeps what was known and says since when. An event that cannot be
-read is left out and counted. When the job has ended, it is looked at less often; the page stays,
-also after the job was deleted.
+Each turn reads only the nodes that changed. When ZooKeeper does not answer, or a record cannot be
+read, the page keeps what was known and says since when; an event that cannot be read is left out
+and counted. The page stays after the job has ended, also after it was deleted.
 """
 
 from __future__ import annotations

@@ -57,10 +57,7 @@ def can_share(trainer: Any, loader: Any) -> bool:
 def evaluate_shared(
     trainer: Any, loop: Callable[[Any], Any], loader: DataLoader[Any], prefix: str
 ) -> Any:
-    """Evaluate all batches of `loader` on all workers together; return the job's result.
-
-    All workers call it between two steps, and get the same `EvalLoopOutput`, in the data's order.
-    """
+    """Evaluate all batches of `loader` together, between two steps; all get the same output."""
     batches: Any = loader.batch_sampler
     indices = list(batches)
     found: dict[Span, PartResult] = {}

@@ -1,9 +1,8 @@
 """Tell Hugging Face's libraries which rank and which device this worker has.
 
 Accelerate keeps the process's rank in a state that all of its objects share, and reads it anew for
-each decision: who logs, who saves, who shows a progress bar. Without a process group of
-``torch.distributed`` it would be 0 on every worker. The number of processes stays 1 there, so
-Accelerate exchanges nothing: that is edl's part.
+each decision: who logs, who saves. Without a process group it would be 0 on every worker. The
+number of processes stays 1 there, so Accelerate exchanges nothing: that is edl's part.
 """
 
 from __future__ import annotations

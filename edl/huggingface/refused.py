@@ -1,7 +1,6 @@
 """Decide which options of a ``Trainer`` an elastic job refuses, and say what to write instead.
 
-Each function takes values and returns a sentence, or None if nothing is to be refused. Hugging
-Face's libraries are not imported here.
+Hugging Face's libraries are not imported here.
 """
 
 from __future__ import annotations
@@ -22,11 +21,7 @@ SAME_ORDER = (
 
 
 def from_all(what: str, value: Any) -> list[Any]:
-    """Return the pickled values of all workers in rank order; `what` names the script's call.
-
-    Before and after the training, and in a warm-up, the answer is this worker's own value. If a
-    worker dies meanwhile, the survivors get the same answer.
-    """
+    """Return the pickled values of all workers in rank order; `what` names the script's call."""
     return exchange_objects(what, value, SAME_ORDER)
 
 

@@ -1,7 +1,6 @@
 """Check whether this machine can run edl: :func:`checks` yields a row for each check.
 
-Nothing is changed. Short-lived processes that import Horovod, or ask CMake for its version, are
-started, and a session with the configured ZooKeeper server is opened.
+Nothing is changed; processes that import Horovod, and a session with ZooKeeper, are opened.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import edl
 from edl import config, horovod_build
 from edl.errors import ConfigError
 from edl.install import horovod_wheel, toolchain
-from edl.install import horovod_wheel as horovod_patches
 from edl.install.installation import import_failure
 
 DISTRIBUTION = "edl-horovod"
@@ -138,7 +136,7 @@ def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
 
 
 def _patches(marker: Mapping[str, Any]) -> Iterator[Check]:
-    missing = horovod_patches.missing(marker)
+    missing = horovod_wheel.missing(marker)
     for patch in missing:
         yield Check(
             f"Horovod patch {patch.name}", CheckResult.LIMITED, f"missing: {patch.lost}", BUILD

@@ -1,10 +1,8 @@
 """Build Horovod 0.28.1 once for the frameworks of the running interpreter, and cache the wheel.
 
-The cache entry of a wheel is named by everything that decides its content: Horovod's version, the
-patches, Python, PyTorch, TensorFlow, the machine's architecture and Horovod's own build variables
-(:class:`Recipe`). A cache entry appears by one rename, so it is complete or does not exist. Several
-builds of the same wheel wait for each other. `edl build-horovod` calls :func:`recipe`, and
-:func:`build`, also through :func:`edl.install.installation.provide`, which installs the wheel.
+The cache entry of a wheel is named by everything that decides its content (:class:`Recipe`). It
+appears by one rename, so it is complete or does not exist; builds of the same wheel wait for each
+other.
 """
 
 from __future__ import annotations
@@ -36,8 +34,6 @@ from edl import config
 from edl.errors import BuildError
 from edl.horovod_build import MARKER
 from edl.install import toolchain
-from edl.install import toolchain as compilers
-from edl.install import toolchain as progress
 
 # ------------------------------------------------------------
 # Apply edl's patches to the source of Horovod 0.28.1 before it is built.
@@ -70,17 +66,23 @@ _LOST = re.compile(r"^Lost without it: (.+?)\n\n", re.MULTILINE | re.DOTALL)
 class Patch:
     """One patch to Horovod's source."""
 
-    name: str  # the name of the patch, without its number
-    path: Path  # the file of the patch
-    # what edl cannot promise with a Horovod that lacks the patch, for people; empty if the patch
-    # matters only for the build
-    lost: str
+    name: str  # without its number
+    path: Path
+    lost: str  # what edl cannot promise without it; empty: it matters only for the build
 
 
 @cache
 def patches(folder: Path = FOLDER) -> tuple[Patch, ...]:
     """Return all patches in a folder in the order of their names, in which they are applied."""
-    return tuple(_read(path) for path in sorted(folder.glob("*.patch")))
+    found = []
+    for path in sorted(folder.glob("*.patch")):
+        named = _NAME.fullmatch(path.name)
+        if named is None:
+            raise BuildError(f"{path} is not called NN-name.patch; install edl again")
+        reason, _, _ = path.read_text(encoding="utf-8").partition("--- a/")
+        lost = _LOST.search(reason)
+        found.append(Patch(named["name"], path, " ".join(lost[1].split()) if lost else ""))
+    return tuple(found)
 
 
 def fingerprint(folder: Path = FOLDER, *, gpu: bool) -> str:
@@ -91,7 +93,11 @@ def fingerprint(folder: Path = FOLDER, *, gpu: bool) -> str:
 
 
 def wanted(source: Path, tensorflow_include: Path | None, *, gpu: bool) -> tuple[Patch, ...]:
-    without_xla = tensorflow_include and _missing_xla_headers(source, tensorflow_include)
+    without_xla = False
+    if tensorflow_include is not None:  # which may lack headers of XLA that Horovod includes
+        text = (source / "horovod/tensorflow/xla_mpi_ops.cc").read_text(encoding="utf-8")
+        headers = re.findall(r'^#include "(tensorflow/[^"]+)"', text, re.MULTILINE)
+        without_xla = not all((tensorflow_include / header).is_file() for header in headers)
     needless = (frozenset() if gpu else GPU_ONLY) | ({NO_XLA_OPS} if not without_xla else set())
     return tuple(patch for patch in patches() if patch.name not in needless)
 
@@ -132,22 +138,6 @@ def write_marker(source: Path, chosen: Iterable[Patch], key: str, *, gpu: bool) 
     names = sorted(patch.name for patch in chosen)
     marker = {"edits": names, "fingerprint": fingerprint(gpu=gpu), "gpu": gpu, "key": key}
     (source / "horovod" / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
-
-
-def _read(path: Path) -> Patch:
-    named = _NAME.fullmatch(path.name)
-    if named is None:
-        raise BuildError(f"{path} is not called NN-name.patch; install edl again")
-    reason, _, _ = path.read_text(encoding="utf-8").partition("--- a/")
-    lost = _LOST.search(reason)
-    return Patch(named["name"], path, " ".join(lost[1].split()) if lost else "")
-
-
-def _missing_xla_headers(source: Path, include: Path) -> tuple[str, ...]:
-    """Return the headers of XLA that Horovod's source includes and the folder `include` lacks."""
-    text = (source / "horovod/tensorflow/xla_mpi_ops.cc").read_text(encoding="utf-8")
-    headers = re.findall(r'^#include "(tensorflow/[^"]+)"', text, re.MULTILINE)
-    return tuple(header for header in headers if not (include / header).is_file())
 
 
 VERSION = "0.28.1"
@@ -192,15 +182,10 @@ class Recipe:
     """Everything that decides the content of a wheel, besides Horovod's version and the patches."""
 
     python: str  # the cache tag and ABI flags of the interpreter, like "cpython-312"
-    machine: str  # the architecture of the machine, like "x86_64"
-    # the version of PyTorch, as `framework_version` returns it; None if it is not installed, and
-    # the wheel is built without it
-    torch: str | None
-    # the version of TensorFlow; None if it is not installed, and the wheel is built without it
+    machine: str  # its architecture, like "x86_64"
+    torch: str | None  # its version; None: the wheel is built without it
     tensorflow: str | None
-    # Horovod's build variables, pairs of name and value, sorted by name: those that the user has
-    # set, and the choice of NCCL for a GPU build
-    variables: tuple[tuple[str, str], ...]
+    variables: tuple[tuple[str, str], ...]  # of Horovod's build, those that the user has set
 
     @property
     def gpu(self) -> bool:
@@ -272,7 +257,13 @@ def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
             f"cannot compile Horovod: {', '.join(tool.name for tool in missing)} not found; "
             + "; ".join(tool.remedy for tool in missing)
         )
-    _refuse_space(wanted)
+    headers = _tensorflow_include(wanted)
+    # Horovod's build files separate TensorFlow's flags by spaces: it would fail after minutes.
+    if headers is not None and len(str(headers).split()) > 1:
+        raise BuildError(
+            f"Horovod cannot be compiled for the TensorFlow in {headers.parent}, for that path has "
+            "a space in it; put the virtual environment into a folder without one"
+        )
     environ = config.environment() | wanted.environment
     for_cuda = wanted.gpu and environ.get("HOROVOD_GPU") != "ROCM"
     if for_cuda and (failure := toolchain.cuda_failure(environ)):
@@ -301,9 +292,9 @@ class _Build:
             work = Path(folder)
             try:
                 self._run(work)
-            except progress.CommandFailed as error:
+            except toolchain.CommandFailed as error:
                 raise BuildError(
-                    f"building Horovod {VERSION} failed: {progress.error_line(error.tail)} "
+                    f"building Horovod {VERSION} failed: {toolchain.error_line(error.tail)} "
                     f"(all of it in {self.log})"
                 ) from error
             except OSError as error:
@@ -400,7 +391,7 @@ class _Build:
     def _pip(self, *arguments: str, what: str, env: Mapping[str, str]) -> None:
         command, *rest = arguments
         retries = ("--retries", "10")
-        progress.run_logged(
+        toolchain.run_logged(
             [sys.executable, "-m", "pip", command, *retries, *rest],
             what=what,
             log=self.log,
@@ -414,7 +405,7 @@ class _Build:
         if self.recipe.gpu:
             env["PATH"] = toolchain.cuda_path(env | self.recipe.environment)
         env["PATH"] = os.pathsep.join(filter(None, (str(tools / "bin"), env.get("PATH"))))
-        env = compilers.with_make_flags(env)
+        env = toolchain.with_make_flags(env)
         if cuda := self.recipe.environment.get("HOROVOD_CUDA_HOME"):
             env.setdefault("CUDA_HOME", cuda)
         env["PYTHONUNBUFFERED"] = "1"
@@ -428,17 +419,6 @@ def _tensorflow_include(wanted: Recipe) -> Path | None:
     assert spec is not None
     assert spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0]) / "include"
-
-
-def _refuse_space(wanted: Recipe) -> None:
-    """Raise an error if TensorFlow lies below a folder with a space in its name."""
-    headers = _tensorflow_include(wanted)
-    # Horovod's build files separate TensorFlow's flags by spaces: it would fail after minutes.
-    if headers is not None and len(str(headers).split()) > 1:
-        raise BuildError(
-            f"Horovod cannot be compiled for the TensorFlow in {headers.parent}, for that path has "
-            "a space in it; put the virtual environment into a folder without one"
-        )
 
 
 def nccl_variables(wanted: Recipe, folder: Path) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Install the Horovod that edl builds into the running interpreter, and see that it works.
 
-:func:`provide` is what `edl build-horovod` does. A wheel from the cache may be of another machine:
-it is tried by an import, and built anew if that fails.
+A wheel from the cache may be of another machine: it is tried by an import, and built anew if that
+fails.
 """
 
 from __future__ import annotations

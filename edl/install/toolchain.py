@@ -1,7 +1,4 @@
-"""Find the tools that compile Horovod, and say how to install those that are missing.
-
-:func:`tools`, :func:`system_cmake` and :func:`packaged_nccl` look for them; nothing is installed.
-"""
+"""Find the tools that compile Horovod, and say how to install those that are missing."""
 
 from __future__ import annotations
 

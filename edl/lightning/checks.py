@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from edl.errors import UsageError
@@ -43,7 +42,7 @@ def check_fit(trainer: Trainer, module: LightningModule) -> None:
             module.automatic_optimization,
             tuple(sorted(kinds)),
             trainer.reload_dataloaders_every_n_epochs,
-            _takes(module.training_step, "dataloader_iter"),
+            "dataloader_iter" in inspect.signature(module.training_step).parameters,
         )
     ):
         raise UsageError(f"with ElasticStrategy {why}")
@@ -77,7 +76,3 @@ def why_refused(fit: Fit) -> str | None:
     if fit.takes_iterator:
         return "training_step takes a batch; it cannot take a dataloader_iter"
     return None
-
-
-def _takes(function: Callable[..., object], name: str) -> bool:
-    return name in inspect.signature(function).parameters

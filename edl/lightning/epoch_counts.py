@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 class EpochCounts:
-    """The batches of a job's epochs, and the numbers that their count depends on.
-
-    Both are the same on all workers: by them the loop ends an epoch and LR schedulers step.
-    """
+    """The batches of a job's epochs, and what their count depends on, the same on all workers."""
 
     def __init__(self) -> None:
         # The global batch of the workers with which the job began, in samples, without

@@ -1,7 +1,6 @@
 """Divide the data of a script's loaders among the workers.
 
-Training data are divided by edl's ledger, so each sample is trained once an epoch whatever happens.
-Validation data are divided by rank and size at the time when a validation begins.
+Training data by edl's ledger; validation data by rank and size when a validation begins.
 """
 
 from __future__ import annotations

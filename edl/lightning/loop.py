@@ -1,9 +1,9 @@
 """Run Lightning's training loop on the batches and epochs of the job: :class:`ElasticLoop`.
 
-Lightning's loops stay in charge. Where they ask for a batch, :class:`ElasticLoop` gives one of
-edl's loader, and workers join and leave there; after each update it tells Lightning whether the
-epoch is over, which nobody knows before. A newcomer trains one batch by these loops to warm up,
-and then takes over the Trainer's counters from the job.
+Lightning's loops stay in charge. Where they ask for a batch, edl's loader gives one, and workers
+join and leave there; after each update Lightning is told whether the epoch is over, which nobody
+knows before. A newcomer trains one batch by these loops to warm up, and then takes over the
+Trainer's counters from the job.
 """
 
 from __future__ import annotations
@@ -57,7 +57,12 @@ class TrainerState:
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
-        state: dict[str, Any] = {"folders": self._folders(), "begun": self._has_begun()}
+        # Each worker looks for the next free version of a folder; all have to write into one.
+        folders = {
+            "versions": [getattr(each, "_version", None) for each in trainer.loggers],
+            "checkpoints": [str(each.dirpath) for each in self._model_checkpoints()],
+        }
+        state: dict[str, Any] = {"folders": folders, "begun": self._has_begun()}
         if not state["begun"]:
             return state
         return {
@@ -72,7 +77,12 @@ class TrainerState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         trainer = self._trainer
-        self._load_folders(state["folders"])
+        versions, paths = state["folders"]["versions"], state["folders"]["checkpoints"]
+        for logger, version in zip(trainer.loggers, versions, strict=True):
+            if isinstance(version, PLAIN_VERSION) and hasattr(logger, "_version"):
+                logger._version = version
+        for callback, path in zip(self._model_checkpoints(), paths, strict=True):
+            callback.dirpath = path
         if not state["begun"]:
             return
         trainer.fit_loop.load_state_dict(state["loops"])
@@ -88,21 +98,6 @@ class TrainerState:
         )
         trainer.should_stop = state["should_stop"]
         self._counts.load_state_dict(state.get("counts") or old_counts(state))
-
-    def _folders(self) -> dict[str, Any]:
-        # Each worker looks for the next free version of a folder; all have to write into one.
-        return {
-            "versions": [getattr(each, "_version", None) for each in self._trainer.loggers],
-            "checkpoints": [str(each.dirpath) for each in self._model_checkpoints()],
-        }
-
-    def _load_folders(self, folders: dict[str, Any]) -> None:
-        for logger, version in zip(self._trainer.loggers, folders["versions"], strict=True):
-            if isinstance(version, PLAIN_VERSION) and hasattr(logger, "_version"):
-                logger._version = version
-        paths = folders["checkpoints"]
-        for callback, path in zip(self._model_checkpoints(), paths, strict=True):
-            callback.dirpath = path
 
     def _model_checkpoints(self) -> list[ModelCheckpoint]:
         return [one for one in self._trainer.callbacks if isinstance(one, ModelCheckpoint)]

@@ -1,8 +1,4 @@
-"""Define what a change of a job's slots costs, and draw when nodes fail.
-
-:class:`ResizeCost` has the seconds without training of each kind of change, :func:`change_of` tells
-the kind, and :class:`Failures` draws failures by seed.
-"""
+"""Define what a change of a job's slots costs, and draw when nodes fail, by seed."""
 
 from __future__ import annotations
 

@@ -191,20 +191,17 @@ class Progress:
         if not self._size:
             return float("inf")
         if self._coming:
-            return self._ends_with_newcomers_s()
+            twin = copy(self)
+            twin._steps, twin._whole = {}, False
+            twin.advance(0.0, float("inf"))
+            assert twin.end_s is not None
+            return twin.end_s
         work, total_s, progress = self.submission.work, self._pause_s, self.progress
         for epoch in range(self.epoch, work.epochs):
             goal = work.end_of(epoch)
             total_s += (goal - progress) / self._rate_in(epoch)
             progress = goal
         return total_s
-
-    def _ends_with_newcomers_s(self) -> float:
-        twin = copy(self)
-        twin._steps, twin._whole = {}, False
-        twin.advance(0.0, float("inf"))
-        assert twin.end_s is not None
-        return twin.end_s
 
     def result(self) -> JobResult:
         assert self.end_s is not None
@@ -273,24 +270,15 @@ OnTime = Callable[[float, int], None]
 class Rules:
     """The rules by which a simulation moves time."""
 
-    # the seconds between two decisions; 0: a decision on every arrival and end of a job, and on
-    # every failure and return of a node
-    interval_s: float = 60.0
-    # the seconds without training that each kind of change of a job's slots costs
+    interval_s: float = 60.0  # between two decisions; 0: on every event (rule 1)
     resize: ResizeCost = field(default_factory=ResizeCost)
-    # the fraction of its speed that a job on several nodes loses while it shares a node with
-    # another such job; from 0 to below 1
-    interference: float = 0.0
-    # whether the time that a job takes to the end of an epoch is rounded to whole seconds, as in
-    # Pollux' simulator; ignored if `interval_s` is 0
+    interference: float = 0.0  # a fraction of the speed (rule 4), 0 to below 1
+    # the time to the end of an epoch is rounded, as in Pollux' simulator; not if `interval_s` is 0
     whole_seconds: bool = False
-    # the relative speed of a kind of node, by the name of the kind; 1 for kinds that are not in it.
-    # A job is as fast as its slowest node.
+    # by kind of node; 1 for others. A job is as fast as its slowest node.
     speeds: Mapping[str, float] = field(default_factory=dict)
-    failures: Failures | None = None  # when nodes fail and come back; None: nodes do not fail
-    # whether a job is rejected, rather than waits, if the first decision after its arrival gives it
-    # no slots
-    drop: bool = False
+    failures: Failures | None = None  # None: nodes do not fail
+    drop: bool = False  # a job is rejected rather than waits (rule 6)
     # whether decisions are made as in a live cluster: on every event, and at most `interval_s`
     # after the last one (0: on events only). A job that starts keeps its slots until it trains, and
     # then the policy is asked again. Jobs that run keep their slots as far as they can

@@ -1,7 +1,4 @@
-"""Draw simulated runs with matplotlib (:func:`figure_of`): the slots of each job over time.
-
-Charts below these compare the runs by slots in use, waiting jobs and completion times.
-"""
+"""Draw simulated runs with matplotlib: the slots of each job over time, and charts below."""
 
 from __future__ import annotations
 
@@ -45,7 +42,10 @@ def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
     below = [figure.add_subplot(grid[count, column]) for column in range(3)]
     for one, colour in zip(outcomes, COLOURS, strict=False):
         _draw_levels(below[0], below[1], one, first_s, colour)
-        _draw_distribution(below[2], one, colour)
+        hours = sorted(job.jct_s / 3600 for job in one.result.ended)
+        parts = [100 * number / len(hours) for number in range(1, len(hours) + 1)]
+        title = one.run.title
+        below[2].step(hours, parts, where="post", color=colour, linewidth=1.2, label=title)
     total = max(one.run.nodes * one.run.slots for one in outcomes)
     below[0].axhline(total, color="0.6", linestyle=":")
     below[0].set(title="slots in use", xlabel="hours")
@@ -66,7 +66,8 @@ def _draw_jobs(axes: Axes, outcome: RunOutcome, first_s: float) -> None:
     bars: dict[str, list[tuple[float, float, float]]] = {}
     for row, job in enumerate(sorted(jobs, key=lambda job: job.arrival_s)):
         for span in spans(job):
-            bars.setdefault(_shade(span.slots), []).append((row, span.from_s, span.to_s))
+            shade = SHADES[max(least for least in SHADES if least <= span.slots)][1]
+            bars.setdefault(shade, []).append((row, span.from_s, span.to_s))
     many = sum(map(len, bars.values())) > MAX_BARS
     for shade, of in bars.items():
         rows = [row for row, _, _ in of]
@@ -75,10 +76,6 @@ def _draw_jobs(axes: Axes, outcome: RunOutcome, first_s: float) -> None:
         axes.barh(rows, widths, 0.9, starts, color=shade, linewidth=0, rasterized=many)
     axes.invert_yaxis()
     axes.set(title=outcome.run.title, ylabel=counted(len(jobs), "job"), yticks=[])
-
-
-def _shade(slots: int) -> str:
-    return SHADES[max(least for least in SHADES if least <= slots)][1]
 
 
 def _explain(figure: Figure) -> None:
@@ -98,9 +95,3 @@ def _draw_levels(
         (waiting, [level.waiting for level in found]),
     ):
         axes.step(hours, values, where="post", color=colour, linewidth=0.8)
-
-
-def _draw_distribution(axes: Axes, outcome: RunOutcome, colour: str) -> None:
-    hours = sorted(job.jct_s / 3600 for job in outcome.result.ended)
-    parts = [100 * number / len(hours) for number in range(1, len(hours) + 1)]
-    axes.step(hours, parts, where="post", color=colour, linewidth=1.2, label=outcome.run.title)

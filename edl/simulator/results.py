@@ -1,7 +1,4 @@
-"""Hold the result of a simulated run: the times of each job, and their summary.
-
-:func:`edl.simulator.engine.simulate` returns a :class:`Result`, with a :class:`JobResult` a job.
-"""
+"""Hold the result of a simulated run: the times of each job, and their summary."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Compute simulations that are described as objects: one, or several in parallel processes.
-
-:func:`do` computes one :class:`SimulatedRun`, and :func:`do_all` several.
-"""
+"""Compute simulations that are described as objects: one, or several in parallel processes."""
 
 from __future__ import annotations
 
@@ -72,7 +69,12 @@ def do_all(
 ) -> Iterator[RunOutcome]:
     if processes == 1 or len(runs) == 1:
         for number, run in enumerate(runs, 1):
-            yield do(run, _teller(run, f"{number} of {len(runs)}: {run.title}", tell))
+            what = f"{number} of {len(runs)}: {run.title}"
+
+            def on_time(since_s: float, ended: int, what: str = what) -> None:
+                tell(f"{what}: {ended} jobs have ended at {since_s / 3600:.1f} h")
+
+            yield do(run, on_time)
         return
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(processes, len(runs)), context, _leave_interrupts_to_the_parent)
@@ -87,10 +89,3 @@ def do_all(
 
 def _leave_interrupts_to_the_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _teller(run: SimulatedRun, what: str, tell: Callable[[str], None]) -> OnTime:
-    def on_time(since_s: float, ended: int) -> None:
-        tell(f"{what}: {ended} jobs have ended at {since_s / 3600:.1f} h")
-
-    return on_time

@@ -92,7 +92,7 @@ class MemoryJob:
             ),
             BackgroundTask(
                 "election",
-                lambda: not self.away and self._candidates[:1] and self._candidates[0] in self.gone,
+                lambda: not self.away and not self.gone.keys().isdisjoint(self._candidates[:1]),
                 lambda: self.resign(self._candidates[0]),
             ),
         ]

@@ -42,13 +42,6 @@ from edl.transparent.training import (
 )
 
 # ------------------------------------------------------------
-# Compare and send the tensors of an unchanged PyTorch script.
-#
-# What it gives to `hvd.broadcast_parameters` is compared before its training, and sent during it;
-# `hvd.broadcast_optimizer_state` compares.
-
-
-# ------------------------------------------------------------
 # Find the modules of an unchanged PyTorch script, which edl is not given.
 
 
@@ -100,14 +93,10 @@ def modules_with(tensors: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
     if not held:
         return []
     if whole := [one for one, addresses in modules if held <= addresses]:
-        return [min(whole, key=_size_and_names)]
+        # The same on all processes, for modules that share their weights.
+        return [min(whole, key=lambda one: (len([*one.modules()]), sorted(one.state_dict())))]
     parts = _outermost([one for one, addresses in modules if not held.isdisjoint(addresses)])
     return sorted(parts, key=lambda part: min(map(wanted.index, _addresses(part) & held)))
-
-
-def _size_and_names(module: torch.nn.Module) -> tuple[int, list[str]]:
-    # The same on all processes, for modules that share their weights.
-    return sum(1 for _ in module.modules()), sorted(module.state_dict())
 
 
 def _addresses(module: torch.nn.Module) -> set[int]:
@@ -133,6 +122,9 @@ def _outermost(modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
 def _modules() -> list[torch.nn.Module]:
     found = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
     return [one for one in found if "_modules" in vars(one)]  # else it is not complete
+
+
+# --- Compare the script's tensors before its training, and send them during it.
 
 
 Exchange = Callable[[bytes], list[bytes]]
@@ -196,7 +188,9 @@ def broadcast_tensors(
     sent = None
     while sent is None:  # if the root dies, the next process with its number is the root
         is_root = process.rank() == place_of_root(root_rank, process.num_processes())
-        own = _copies(tensors) if is_root else None
+        own = None
+        if is_root:  # each in memory of its own, since all of a tensor's memory is sent
+            own = {name: each.detach().cpu().clone() for name, each in tensors.items()}
         found = exchange_objects("hvd.broadcast_parameters", own, ALL_CALL, exchange)
         sent = found[place_of_root(root_rank, len(found))]
     shapes, theirs = ({name: each.shape for name, each in one.items()} for one in (tensors, sent))
@@ -205,18 +199,6 @@ def broadcast_tensors(
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(sent[name])
-
-
-def check_same_optimizer(optimizer: torch.optim.Optimizer, exchange: Exchange) -> None:
-    # Without the options of its groups, such as the learning rate.
-    values = {name: inside[key] for name, inside, key in places(state_of(optimizer)["state"])}
-    if not _are_alike(values, exchange):
-        raise UsageError(OTHER_OPTIMIZER)
-
-
-def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    # Each in memory of its own, since all of a tensor's memory is sent.
-    return {name: each.detach().cpu().clone() for name, each in tensors.items()}
 
 
 def _are_alike(values: Mapping[str, Any], exchange: Exchange) -> bool:
@@ -332,8 +314,12 @@ class ScriptLoaders:
             broadcast_tensors(tensors, root_rank, exchange)
 
     def compare_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._training is not None and (exchange := self.exchange()) is not None:
-            check_same_optimizer(optimizer, exchange)
+        if self._training is None or (exchange := self.exchange()) is None:
+            return
+        # Without the options of its groups, such as the learning rate.
+        values = {name: inside[key] for name, inside, key in places(state_of(optimizer)["state"])}
+        if not _are_alike(values, exchange):
+            raise UsageError(OTHER_OPTIMIZER)
 
     def agree_on_shares(self) -> tuple[int, int]:
         """Return this process's share of an evaluation, and their number, the same on all."""

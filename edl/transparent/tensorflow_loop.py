@@ -141,20 +141,16 @@ class InputPipelines:
         if self._trained is not None and not _alike(self._trained, (found, steps)):
             raise UsageError(TWICE)
         if self._elastic is None:
-            seed = self._agreed_seed(found.digest())
+            digest = found.digest()
+            answers = self._exchanges.known(f"{digest} {last_seed()}".encode())
+            all_ranks = [answer.decode().split() for answer in answers]
+            if any(other != digest for other, _ in all_ranks):
+                raise UsageError(DIFFER)
+            seed = int(all_ranks[0][1])  # of rank 0
+            if seed != last_seed():  # each rank may draw numbers of its own: edl does so
+                tf.random.set_seed(seed)
             self._trained, self._elastic = (found, steps), _elastic(found, steps, seed)
         return self._elastic
-
-    def _agreed_seed(self, digest: str) -> int:
-        """Return the seed of TensorFlow on rank 0, which becomes that of this process, too."""
-        answers = self._exchanges.known(f"{digest} {last_seed()}".encode())
-        found = [answer.decode().split() for answer in answers]
-        if any(other != digest for other, _ in found):
-            raise UsageError(DIFFER)
-        seed = int(found[0][1])
-        if seed != last_seed():  # each rank may draw numbers of its own: edl does so
-            tf.random.set_seed(seed)
-        return seed
 
     def is_trained(self, dataset: Any) -> bool:
         found = recorded(dataset)
@@ -256,16 +252,6 @@ _STAGES: dict[str, Callable[..., Stage | None]] = {
 }
 
 
-def _take_of_all(whole: Any, count: Any, name: Any = None) -> Any:
-    return PLAIN["take"](whole, _number(count) * ranks())
-
-
-def _skip_of_all(whole: Any, count: Any, name: Any = None) -> Any:
-    return PLAIN["skip"](whole, _number(count) * ranks())
-
-
-_COUNTING: dict[str, Callable[..., Any]] = {"take": _take_of_all, "skip": _skip_of_all}
-
 RECORDED = (*_STAGES, *_SAME, "map")
 
 
@@ -285,7 +271,12 @@ def _noted(before: Recorded, name: str, arguments: Any, named: Any) -> Recorded 
 
 def _recording(name: str) -> Callable[..., Any]:
     plain = PLAIN[name]
-    of_all = _COUNTING.get(name, plain)
+
+    def of_all(whole: Any, *arguments: Any, **named: Any) -> Any:
+        if name not in ("take", "skip"):
+            return plain(whole, *arguments, **named)
+        count = arguments[0] if arguments else named["count"]
+        return plain(whole, _number(count) * ranks())
 
     @functools.wraps(plain)
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -384,7 +375,12 @@ class KerasScript:
 
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
         if given.get("y") is not None or not isinstance(given.get("x"), tf.data.Dataset):
-            raise UsageError(_refusal(given.get("x")))
+            x = given.get("x")
+            if isinstance(x, (list, tuple, dict, tf.data.Dataset)) or hasattr(x, "__array__"):
+                raise UsageError(ARRAYS)
+            kind = type(x).__name__
+            article = "an" if kind[0] in "AEIOU" else "a"
+            raise UsageError(NO_NUMBERS.format(what=f"{article} {kind}"))
         data = self.pipelines.elastic(given["x"], given.pop("steps_per_epoch", None))
         validation, steps = undivided(given.get("validation_data"), given.get("validation_steps"))
         callbacks, verbose = self._agreed(given.get("callbacks"), given.get("verbose", "auto"))
@@ -422,23 +418,12 @@ class KerasScript:
 script = KerasScript()
 
 
-def _refusal(data: Any) -> str:
-    if isinstance(data, (list, tuple, dict, tf.data.Dataset)) or hasattr(data, "__array__"):
-        return ARRAYS
-    kind = type(data).__name__
-    return NO_NUMBERS.format(what=f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}")
-
-
 def _flat(callbacks: Any) -> list[Any]:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
-    return (
-        [*callbacks]
-        if isinstance(callbacks, Sequence)
-        else []
-        if callbacks is None
-        else [callbacks]
-    )
+    if isinstance(callbacks, Sequence):
+        return [*callbacks]
+    return [] if callbacks is None else [callbacks]
 
 
 def _packed(callback: Any) -> tuple[str, bytes | None, str]:

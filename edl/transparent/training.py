@@ -152,14 +152,11 @@ class Training:
         """Check that the script may end now; undo what it changed while it passed over epochs."""
         self._watch.check_end()
         # At the job's end it may have passed over all epochs: the job had trained before.
-        if self.passes_over and not self._is_at_job():
+        before, ledger = self._epoch - 1, current_worker().loader.ledger
+        at_end = before >= 0 and self._number == self._numbers.number(before)
+        if self.passes_over and not (at_end and not ledger.done):
             raise ended_behind(self._number, self._warms_up and not self._has_trained)
         self._restore()
-
-    def _is_at_job(self) -> bool:
-        before = self._epoch - 1
-        at_end = before >= 0 and self._number == self._numbers.number(before)
-        return at_end and not current_worker().loader.ledger.done
 
     def _restore(self) -> None:
         if self._state is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from statistics import median
@@ -18,7 +18,6 @@ from edl.policy.scaling_profile import ScalingProfile
 from edl.policy.stragglers import Times
 from edl.record import Record
 from edl.records import Stage
-from edl.spec import Sizes
 from edl.status import JobStatus, MemberStatus
 from edl.text import workers
 
@@ -256,7 +255,14 @@ def scaling_curve(
     )
     rates = _rates(now)
     present = present_per_s or rates.get(np, 0.0)
-    void = _void(np, rates.get(np, 0.0), present, snapshot.status.slowest)
+    void, mean, slowest = "", rates.get(np, 0.0), snapshot.status.slowest
+    low, high = sorted((mean, present))
+    if low and high >= (FAR_WHEN_SLOW if slowest else FAR) * low:
+        cause = f", while all wait for {slowest}" if slowest else ""
+        void = (
+            f"the job makes {present:,.0f} samples/s{cause}, and {mean:,.0f} is the mean of "
+            f"{workers(np)}"
+        )
     return ScalingCurve(
         np=np,
         samples_per_s=rates.get(np),
@@ -283,13 +289,9 @@ def _sizes(now: Observation) -> list[int]:
     """Return allowed sizes from 1 worker on, at most `MAX_SIZES`, evenly spread."""
     seen = max([now.np, *now.seen], default=1)
     limit = min(now.most, BEYOND * max(seen, now.sizes.min_np, 2))
-    known = _allowed(now.sizes, range(1, max(limit, seen) + 1))
+    known = [np for np in range(1, max(limit, seen) + 1) if now.sizes.allows(np)]
     every = max(1, -(-len(known) // MAX_SIZES))
     return sorted({*known[::every], *known[-1:]})
-
-
-def _allowed(sizes: Sizes, numbers: Iterable[int]) -> list[int]:
-    return [np for np in numbers if sizes.allows(np)]
 
 
 def _rates(now: Observation) -> dict[int, float]:
@@ -304,18 +306,6 @@ def _fitted(now: Observation) -> tuple[SizeThroughput, ...]:
         return tuple(SizeThroughput(np, round(now.model.throughput(np), 2)) for np in _sizes(now))
     except ArithmeticError:
         return ()
-
-
-def _void(np: int, mean_per_s: float, present_per_s: float, slowest: str | None) -> str:
-    """Return why the means say nothing of the present throughput; empty: they do."""
-    low, high = sorted((mean_per_s, present_per_s))
-    if not low or high < (FAR_WHEN_SLOW if slowest else FAR) * low:
-        return ""
-    cause = f", while all wait for {slowest}" if slowest else ""
-    return (
-        f"the job makes {present_per_s:,.0f} samples/s{cause}, and {mean_per_s:,.0f} is the mean "
-        f"of {workers(np)}"
-    )
 
 
 def _forecasts(
@@ -340,15 +330,13 @@ def _forecasts(
                 measured=np in now.seen,
                 gain=round(rate / present, 4) if tells else None,
                 efficiency=round(rate / np / alone, 4) if alone else None,
-                eta_s=_eta_s(now.left, present_per_s * rate / present, change_s) if tells else None,
+                eta_s=round(now.left / (present_per_s * rate / present) + change_s, 1)
+                if tells and now.left and present_per_s > 0
+                else None,
                 pays_after_s=round(present * change_s / more, 2) if more > 0 and tells else None,
             )
         )
     return tuple(found)
-
-
-def _eta_s(left: float | None, samples_per_s: float, change_s: float) -> float | None:
-    return round(left / samples_per_s + change_s, 1) if left and samples_per_s > 0 else None
 
 
 # --- Keep a job's speed over time in bounded memory: means over equal periods.

@@ -78,23 +78,14 @@ class PageEvent(Protocol):
     """An event as a page lists it, of a job or of a cluster."""
 
     @property
-    def number(self) -> int:
-        """The number of the event in its log."""
-
+    def number(self) -> int: ...
     @property
-    def kind(self) -> str:
-        """The kind of the event."""
-
+    def tone(self) -> str: ...
     @property
-    def tone(self) -> str:
-        """A word for how serious the event is, or for who is behind it."""
-
-    @property
-    def words(self) -> str:
-        """The text in which a filter looks for words."""
+    def words(self) -> str: ...  # in which a filter looks
 
 
-Shown = TypeVar("Shown", bound=PageEvent)
+View = TypeVar("View", bound=PageEvent)
 
 
 @dataclass(frozen=True)
@@ -115,20 +106,20 @@ class EventChoice:
         return all(word in said for word in self.text.lower().split())
 
 
-class EventBuffer(Generic[Shown]):
+class EventBuffer(Generic[View]):
     """The newest 2,000 events of a job or a cluster; one thread adds to it at a time."""
 
     def __init__(self) -> None:
-        self._events: deque[Shown] = deque(maxlen=MAX_EVENTS)
+        self._events: deque[View] = deque(maxlen=MAX_EVENTS)
 
-    def add(self, events: Iterable[Shown]) -> None:
+    def add(self, events: Iterable[View]) -> None:
         self._events.extend(events)
 
     def counts(self) -> dict[str, int]:
         return dict(sorted(Counter(one.tone for one in tuple(self._events)).items()))
 
-    def chosen(self, choice: EventChoice) -> Sequence[Shown]:
-        found: list[Shown] = []
+    def chosen(self, choice: EventChoice) -> Sequence[View]:
+        found: list[View] = []
         for one in reversed(tuple(self._events)):
             if len(found) >= choice.limit:
                 break

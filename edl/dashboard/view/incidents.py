@@ -1,8 +1,7 @@
 """Fold the events of a job into its incidents: what happened, why, what to do, what followed.
 
 Several events tell of one incident: the end of a process, its eviction, the ring that is built
-without it, and the worker that takes its place. :class:`IncidentLog` brings them together. It is
-bounded: the newest :data:`MAX_INCIDENTS` are kept. All is told in the past tense, so that it stays
+without it, and the worker that takes its place. All is told in the past tense, so that it stays
 true when the incident is over.
 """
 

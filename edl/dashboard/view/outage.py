@@ -1,8 +1,7 @@
 """Say what happens while ZooKeeper does not answer: an incident that is not over.
 
 No event can be logged meanwhile. So the server of the page asks workers directly, at the port where
-they answer ``/health``, whether steps complete. When ZooKeeper answers again, the event
-``zookeeper_back`` tells of the outage, and this incident is gone.
+they answer ``/health``, whether steps complete.
 """
 
 from __future__ import annotations

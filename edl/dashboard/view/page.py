@@ -71,19 +71,6 @@ class LedgerSummary(Record):
     work: SavedWork  # what is known of checkpoints
 
 
-def ledger_summary(snapshot: Snapshot, work: SavedWork) -> LedgerSummary:
-    now = snapshot.status
-    return LedgerSummary(
-        epoch=now.epoch,
-        done=now.epoch_done,
-        total=now.epoch_total,
-        untrained=now.untrained,
-        left=now.left,
-        saved_step=snapshot.job.saved_step,
-        work=work,
-    )
-
-
 # --- Lay out a job's loss and learning rate over its steps, beside the changes of its ring.
 
 
@@ -431,8 +418,7 @@ class JobTrace:
 
 def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
     status = job_status(reading.snapshot, reading.zookeeper)
-    timeline = trace.timeline
-    table = worker_table(status, reading.learned.times)
+    timeline, now = trace.timeline, reading.snapshot.status
     standing_s = standstill_s(status, reading.report)
     incidents = incident_views(trace.incidents, status, standing_s)
     header = job_header(status, timeline, reading.report, reading.at_s)
@@ -441,10 +427,18 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
         "header": replace(header, words=words, tone=tone),
         "incidents": incidents,
         "timeline": timeline_section(timeline),
-        "workers": table,
+        "workers": worker_table(status, reading.learned.times),
         "speed": trace.speed.columns() | {"period_s": trace.speed.period_s},
         "learning": learning_charts(reading.learned.learning, timeline),
-        "ledger": ledger_summary(reading.snapshot, trace.work),
+        "ledger": LedgerSummary(
+            epoch=now.epoch,
+            done=now.epoch_done,
+            total=now.epoch_total,
+            untrained=now.untrained,
+            left=now.left,
+            saved_step=reading.snapshot.job.saved_step,
+            work=trace.work,
+        ),
         "scaling": scaling_curve(
             reading.snapshot, reading.learned, reading.profile, header.samples_per_s
         ),

@@ -1,20 +1,13 @@
 """Fold a job's events into the time line of its generations, and say how much time was lost.
 
-A generation is one ring of workers that trains. Each has a :class:`GenerationBand` on the time
-line, which begins when the leader writes it and ends when the leader writes the next one. The
-switch into a generation costs training time, its loss:
+The switch into a generation costs training time, its loss:
 
     loss = max over the old workers of (detect + stall + first step - usual step)
 
 (the fields of :class:`edl.records.SwitchParts`). The goodput is the fraction of the time
 since the first generation that was not lost: neither to switches, nor to pauses with too few
-workers, nor to the stand-still that lasts now.
-
-If the oldest events are gone from the log, :meth:`GenerationTimeline.cut` is the line to begin
-with: it knows nothing before the oldest event that is kept, and its goodput counts from there.
-
-Memory is bounded: of more than :data:`MAX_BANDS` bands the older half is merged in pairs, and the
-parts of a switch are kept for :data:`MAX_SWITCHES` switches, for their slowest workers.
+workers, nor to the stand-still that lasts now. Of a log whose oldest events are gone it counts from
+the oldest event that is kept. Memory is bounded: old bands are merged in pairs.
 """
 
 from __future__ import annotations
@@ -169,11 +162,17 @@ class GenerationTimeline(Record):
         if event.kind in MARKED:
             new = new._marked(event, event.reason)
         if isinstance(event.details, LeaderDetails):
-            return new._led(event, event.details.worker)
+            worker = event.details.worker
+            if worker == self.leader:
+                return new
+            if self.leader is not None:
+                new = new._marked(event, f"{event.reason}; before, {self.leader} led")
+            return replace(new, leader=worker, led_s=event.time)
         if event.kind is EventKind.PAUSED:
             return replace(new, paused_since_s=new.paused_since_s or event.time)
         if event.kind in ENDS:
-            return new._ended(event.time)
+            ended_s = event.time if new.ended_s is None else new.ended_s
+            return replace(new._closed(event.time), ended_s=ended_s)
         if isinstance(event.details, GenerationDetails):
             return new._with_generation(event, event.details)
         if isinstance(event.details, SwitchDetails):
@@ -217,14 +216,6 @@ class GenerationTimeline(Record):
         at = len(self.marks) - later
         return replace(self, marks=(*self.marks[:at], mark, *self.marks[at:])[-MAX_MARKS:])
 
-    def _led(self, event: Event, worker: str) -> GenerationTimeline:
-        """Return the time line with `worker` as the leader, and a mark if another one led."""
-        if worker == self.leader:
-            return self
-        reason = f"{event.reason}; before, {self.leader} led"
-        new = self._marked(event, reason) if self.leader is not None else self
-        return replace(new, leader=worker, led_s=event.time)
-
     def _with_generation(self, event: Event, details: GenerationDetails) -> GenerationTimeline:
         np, before = len(details.members), self._with_former(event, details)._closed(event.time)
         if not np:
@@ -247,7 +238,12 @@ class GenerationTimeline(Record):
         return replace(self, bands=(band,))
 
     def _with_switch(self, event: Event, details: SwitchDetails) -> GenerationTimeline:
-        loss_s = _loss_s(details)
+        lost = (
+            max(0.0, without_step_s(parts) - parts.median_step_s)
+            for parts in details.workers.values()
+            if parts.role == "old"
+        )
+        loss_s = max(lost, default=0.0)
         slowest = sorted(
             details.workers.items(), key=lambda item: (-without_step_s(item[1]), item[0])
         )
@@ -272,9 +268,6 @@ class GenerationTimeline(Record):
                 break
         return replace(new, bands=tuple(bands), lost_s=self.lost_s + counted_s)
 
-    def _ended(self, at_s: float) -> GenerationTimeline:
-        return replace(self._closed(at_s), ended_s=at_s if self.ended_s is None else self.ended_s)
-
     def _closed(self, at_s: float) -> GenerationTimeline:
         if not self.bands or self.bands[-1].to_s is not None:
             return replace(self, paused_since_s=None)
@@ -286,18 +279,6 @@ class GenerationTimeline(Record):
             lost_s=self.lost_s + paused_s,
             paused_since_s=None,
         )
-
-
-def _loss_s(details: SwitchDetails) -> float:
-    """Return the training time that a switch cost, in seconds: that of its slowest old worker."""
-    return max(
-        (
-            max(0.0, without_step_s(parts) - parts.median_step_s)
-            for parts in details.workers.values()
-            if parts.role == "old"
-        ),
-        default=0.0,
-    )
 
 
 def _compact(bands: tuple[GenerationBand, ...]) -> tuple[GenerationBand, ...]:
