@@ -30,7 +30,6 @@ TURN_S = 0.02
 
 
 def lost(at_s: float, number: int) -> list[Event]:
-    """Return the events of a worker that is killed, of the ring without it, and of its switch."""
     worker = f"w{number}"
     details = WorkerFailedDetails(worker, f"node{number % 7}", 0, -9, "")
     return [

@@ -99,7 +99,6 @@ class _Script:
             self.train_epoch(epoch)
 
     def end(self) -> None:
-        """Do what edl does when the script has ended."""
         self.worker.finishing.check_end()
 
 
@@ -166,7 +165,6 @@ def test_a_script_that_has_nothing_left_to_train_changes_no_model(
 def test_a_script_stops_early_after_an_epoch_that_it_has_trained(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a job that was not resumed, and in one that was."""
     script = _Script(monkeypatch, epoch=first)
     script.train_epochs(first + 2)
     script.end()
