@@ -17,7 +17,6 @@ from edl.ring.ring import Ring
 from edl.zookeeper.session import Session
 
 logger = logging.getLogger(__name__)
-
 PREFIX = "/chaos"
 
 

@@ -32,7 +32,6 @@ from edl.errors import UsageError
 from edl.text import seconds
 
 LEADER, WORKER, NEWCOMER = "leader", "worker", "newcomer"
-
 _ORDER = re.compile(r"(leader|worker|newcomer|w(?:0|[1-9][0-9]*))(?:@step=([0-9]+))?")
 
 
@@ -66,8 +65,7 @@ class Order:
 
     action: Action  # the kind of the fault
     target: str  # LEADER, WORKER, NEWCOMER, or a worker's name like "w3"
-    # the fault is caused once the job has completed at least this step; None: it waits for no step
-    step: int | None = None
+    step: int | None = None  # that the job must have completed; None: it waits for no step
 
     def __str__(self) -> str:
         return f"{self.action} {self.target}" + ("" if self.step is None else f"@step={self.step}")
@@ -79,10 +77,7 @@ class Plan:
 
     orders: tuple[Order, ...]  # the faults to cause
     seed: int  # the seed of all random choices
-    # one order without a step, drawn each time, is carried out again and again, with pauses of this
-    # mean, in seconds; None: each of them is carried out once. Orders with a step are carried out
-    # once in any case.
-    every_s: float | None = None
+    every_s: float | None = None  # the mean pause between orders without a step; None: once each
     count: int | None = None  # end after so many faults
     duration_s: float | None = None  # end after so long
     freeze_s: float = 5.0  # for how many seconds a FREEZE stops a worker's process

@@ -46,9 +46,7 @@ class Fault:
     worker: int  # the number of the worker
     led: bool  # whether the worker led the job when the fault was caused
     step: int  # the job's newest complete step when the fault was caused
-    # whether the job trained again, ended without failing, or was being stopped, within the time
-    # limit
-    recovered: bool
+    recovered: bool  # in time the job trained again, ended without failing, or was being stopped
     text: str  # the outcome as a clause, for people
     # the outcome for programs, as JSON values: `generation`, and if it is a new one `reasons`,
     # `parts` (seconds by part of the longest stall) and `stall_s`, if the log has it. Without a

@@ -37,11 +37,10 @@ from edl.figures import check_figure
 
 Array = npt.NDArray[np.float64]
 Read = Callable[[], npt.NDArray[Any]]
-
 RISE, SATURATION = 0.1, 0.9  # of the whole change: between them is what is called the rise time
 SLOWER = 0.5  # a plateau and a saturation have less than so much of the growth in the rise
 UNCHANGED = 1e-12  # of a squared norm: less than this is rounding
-MOST_NAMED = 12  # layers in the legend of a figure
+MAX_NAMED = 12  # layers in the legend of a figure
 
 
 @dataclass(frozen=True)
@@ -337,7 +336,7 @@ def _draw(balance: LayerBalance, path: Path) -> None:
     colours = [colormaps["viridis"](i / count) for i in range(count)]
     phases, middles = balance.phases(), (samples[1:] + samples[:-1]) / 2.0
     for i, name in enumerate(balance.names):
-        squared, named = balance.squared_norms[:, i], count <= MOST_NAMED or i in (0, count - 1)
+        squared, named = balance.squared_norms[:, i], count <= MAX_NAMED or i in (0, count - 1)
         norms.plot(samples, squared, color=colours[i], label=name if named else None)
         marks = [at for at in (phases[name].rise, phases[name].saturation) if at is not None]
         norms.plot(marks, np.interp(marks, samples, squared), "o", color=colours[i])

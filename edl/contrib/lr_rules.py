@@ -11,8 +11,8 @@ far as it is known; see docs/adr/0020-a-learning-rate-tuned-while-training.md:
   measured.
 
 From time to time a *round* measures a few updates: for each, the losses at four :func:`points`, in
-the batch of the next update. From :data:`FEWEST` (4) updates on it ends as soon as their losses
-give a result (:func:`judge_learning_rate`), after :data:`MOST` (12) without a change. Training
+the batch of the next update. From :data:`MIN_UPDATES` (4) updates on it ends as soon as their losses
+give a result (:func:`judge_learning_rate`), after :data:`MAX_UPDATES` (12) without a change. Training
 begins at a tenth of the given rate: one that is too high may ruin a model in a few updates, and one
 that is too low is found out quickly: while the loss falls as far as was measured, the next round
 measures twice as far.
@@ -60,15 +60,10 @@ import numpy as np
 
 
 LOWEST = 0.25  # a learning rate changes to no less than this part of it at once
-
-LEAST_R2 = 0.8  # a parabola that explains less of the losses is none
-
+MIN_R2 = 0.8  # a parabola that explains less of the losses is none
 HUGE = 1e100  # a loss beyond it is as good as infinite; squares of smaller ones are numbers
-
 SURE = 2.5  # what is so many standard errors from 0 is not 0
-
-MOST_ERRORS = 1e9  # where the values are equal
-
+MAX_ERRORS = 1e9  # where the values are equal
 Curve = tuple[float, ...]  # losses at some points e, in a batch or as a mean over several
 
 
@@ -151,8 +146,8 @@ def judge_learning_rate(at: Sequence[float], curves: Sequence[Curve], explores: 
     means = [math.fsum(losses) / len(curves) for losses in zip(*known, strict=True)]
     parabola, high = fitted(e, means), 1.0 + max(e)
     what = f"{len(curves)} batches, R2 {parabola.r2:.2f}"
-    if parabola.r2 < LEAST_R2:
-        return FitResult(1.0, False, f"no parabola fits the loss ({what}, less than {LEAST_R2:g})")
+    if parabola.r2 < MIN_R2:
+        return FitResult(1.0, False, f"no parabola fits the loss ({what}, less than {MIN_R2:g})")
     least = parabola.minimum(high)
     if least is None:
         return FitResult(1.0, False, f"the loss has no minimum here: it curves down ({what})")
@@ -177,27 +172,19 @@ def standard_errors(values: Sequence[float]) -> float:
     n = len(values)
     mean = math.fsum(values) / n
     error = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
-    if error <= abs(mean) / MOST_ERRORS:
-        return math.copysign(MOST_ERRORS, mean) if mean else 0.0
+    if error <= abs(mean) / MAX_ERRORS:
+        return math.copysign(MAX_ERRORS, mean) if mean else 0.0
     return mean / error
 
 
 START = 0.1  # of the learning rate that was given is the first one
-
 NEAR, FIRST, FAR = 2.0, 4.0, 8.0  # a round measures up to so many times the learning rate
-
-FEWEST, MOST = 4, 12  # measured updates of a round
-
+MIN_UPDATES, MAX_UPDATES = 4, 12  # measured updates of a round
 EARLY = 0.5  # of the time for all measurements may be used at once: the start needs most
-
 SETTLE = 20  # updates after a change, and at the start: momentum (0.9) has come to its size
-
 LOOKS = 32  # a training has at least so many rounds, if they may cost as much
-
 HIGHER = 4.0  # times the largest loss of the last round is much higher
-
 INSIDE = 0.9  # of the rate at which the loss neither grows nor falls is safely below it
-
 FALL = 100.0  # exploiting divides the learning rate by no more than this, evenly over its time
 
 
@@ -294,12 +281,12 @@ class Tuning:
         curves = state.curves if now.losses is None else (*state.curves, now.losses)
         state = replace(state, curves=curves)
         reason = f"too few batches to tell ({len(curves)})"
-        if len(curves) >= FEWEST:
+        if len(curves) >= MIN_UPDATES:
             verdict = judge_learning_rate(points(state.reach), curves, self._explores(now))
             reason = verdict.reason
             if verdict.settled:
                 return self._decided(state, now, verdict.factor, reason)
-        if len(curves) >= MOST:
+        if len(curves) >= MAX_UPDATES:
             return self._decided(state, now, 1.0, reason)
         at = max(now.samples, self._affordable_at(state, now, 1))
         return replace(state, next_at=at)
@@ -310,7 +297,7 @@ class Tuning:
         if loss is None and now.losses is not None and _highest(now.losses) < HUGE:
             loss = _highest(now.losses)
         settled = state.decided_at + SETTLE * now.batch
-        at = max(now.samples, settled, self._affordable_at(state, now, FEWEST))
+        at = max(now.samples, settled, self._affordable_at(state, now, MIN_UPDATES))
         return replace(state, checks=0, next_at=at, loss=loss)
 
     def _stepped_back(self, state: TunerState, now: MeasuredUpdate, losses: Curve) -> TunerState:
@@ -372,7 +359,7 @@ class Tuning:
             peak=rate if self._explores(now) else state.peak,
             next_at=now.samples
             if rises
-            else max(now.samples + pause, self._affordable_at(state, now, FEWEST)),
+            else max(now.samples + pause, self._affordable_at(state, now, MIN_UPDATES)),
             reach=min(2.0 * state.reach, FAR) if goes_on else NEAR,
             curves=(),
             wait=wait,

@@ -24,11 +24,9 @@ from edl.worker.loader_steps import Update
 from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
-
 now_s = time.monotonic
 RANGE = 1e3  # the learning rate stays within this factor of the one that was given
 STEPS_KEPT = 50
-
 Losses = Callable[[Sequence[float]], list[float]]  # at the points e, see edl.contrib.lr_rules
 
 
@@ -119,7 +117,10 @@ class Tuner:
         extra_s, self._extra_s = self._extra_s + now_s() - began_s, began_s - now_s()
         step_s = statistics.median(self._steps_s) if self._steps_s else 0.0
         rows = worker.exchange([weight, extra_s, step_s, *found])
-        before, self._state = self._state, self._tuning.measured(self._state, _told(rows, update))
+        before, self._state = (
+            self._state,
+            self._tuning.measured(self._state, _measured(rows, update)),
+        )
         if self._state.reason != before.reason and worker.rank == 0:
             logger.info("learning rate: %s", self._state.reason)
 
@@ -163,7 +164,7 @@ def refuse_unscaled(kind: str) -> NoReturn:
     refuse(f"the learning rate of {kind} is no factor of its updates, so it has no tuner")
 
 
-def _told(rows: Sequence[Sequence[float]], update: Update) -> MeasuredUpdate:
+def _measured(rows: Sequence[Sequence[float]], update: Update) -> MeasuredUpdate:
     # A row: the weight of the losses, seconds of measuring, of a step (0: unknown), the losses.
     means = weighted_means([[row[0], *row[3:]] for row in rows])
     known = any(row[0] > 0 for row in rows)

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 # A repair reads variables while a run of the same session is under way, and a reader of tf.data
 # may wait for its next batch. With more threads than processors a step costs more: measured on 2,
 # beside plain Horovod, 1.10 with 4 threads and 1.02 with 3.
-LEAST_THREADS = 3
+MIN_THREADS = 3
 ONE_THREAD = (
     "this session cannot be repaired inside of it, for it runs one operation at a time; use "
     "edl.Session"
@@ -335,8 +335,8 @@ class Session(tf.compat.v1.Session):
             )
         if config is None:
             config = tf.compat.v1.ConfigProto()
-        if 0 <= config.inter_op_parallelism_threads < LEAST_THREADS:
-            config.inter_op_parallelism_threads = max(LEAST_THREADS, os.cpu_count() or 1)
+        if 0 <= config.inter_op_parallelism_threads < MIN_THREADS:
+            config.inter_op_parallelism_threads = max(MIN_THREADS, os.cpu_count() or 1)
         super().__init__(target, graph, config)
         self._edl: _GraphJob | None = None
 

@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 WAIT_S = 60.0  # for workers, a host or the job to end; then the page says that it goes on
 SOURCE = "the dashboard"  # of a policy, in messages
-
 Values = Mapping[str, Any]  # of a request by name, as JSON has them
 
 
@@ -131,17 +130,14 @@ def _text(values: Values, name: str) -> str:
 HEADER = "edl-actions"
 MAX_BYTES = 65536  # of a request: the text of a policy is the largest
 MAX_ACTIONS = 8  # at the same time; each has a thread and a session
-
 NO_ACTIONS = (
     "this dashboard only reads; `edl dashboard --actions` prints an address with which it also "
     "changes something"
 )
-
 NO_TOKEN = (
     "this page only reads: its address has not the token for actions of this start of the server; "
     "open the address that `edl dashboard --actions` has printed last"
 )
-
 ANOTHER_PAGE = "another web page has asked for this; use the page of the dashboard itself"
 
 # Carries out a verb on a job, or on the cluster if the job is empty, with values by name; returns

@@ -44,13 +44,9 @@ _PAGE = """\
   </body>
 </html>
 """
-
 _NO_SCRIPT = '<noscript><p class="loading">This page needs JavaScript. {instead}</p></noscript>'
-
 _ICON = '<link rel="icon" href="/static/icon.svg" type="image/svg+xml">'
-
 _STYLE = '<link rel="stylesheet" href="/static/{path}">'
-
 _MODULE = '<script type="module" src="/static/{path}"></script>'
 
 
@@ -119,11 +115,10 @@ def _static_file(content: bytes, media_type: str) -> StaticFile:
     return StaticFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
 
 
-LOOK_S = 0.25  # between two looks whether the page has changed
+POLL_S = 0.25  # between two looks whether the page has changed
 ALIVE_S = 10.0  # after which a stream says that it lives
 MAX_STREAMS = 64  # browsers; further ones poll
 MAX_TEXT = 200  # characters of a filter
-
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -134,9 +129,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-
 Handler = Callable[[Request], Awaitable[Response]]
-
 NewestPage = Callable[[], PublishedPage]  # returns the newest page, at once
 
 
@@ -239,8 +232,8 @@ def stream_page(request: Request, newest: NewestPage) -> Response:
                 elif silent_s >= ALIVE_S:
                     silent_s = 0.0
                     yield b": alive\n\n"
-                await asyncio.sleep(LOOK_S)
-                silent_s += LOOK_S
+                await asyncio.sleep(POLL_S)
+                silent_s += POLL_S
         finally:
             state.streams -= 1
 

@@ -94,11 +94,10 @@ class PageSection:
 class PublishedPage:
     """The newest page: its sections, each with the version that changed it."""
 
-    # a random text that another server, or another start of the job, does not have; a browser that
-    # has another one gets the whole page
+    # random, of this server and this start of the job; a browser with another gets the whole page
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
-    version: int = 0  # the version of the page; it grows with each change
-    sections: Mapping[str, PageSection] = field(default_factory=dict)  # the sections by name
+    version: int = 0  # it grows with each change
+    sections: Mapping[str, PageSection] = field(default_factory=dict)
 
     def with_sections(self, sections: Mapping[str, Any]) -> PublishedPage:
         version, new = self.version + 1, dict(self.sections)

@@ -48,7 +48,6 @@ CONNECTIONS = 256  # at most; further requests get 503
 END_S = 3.0  # for the requests that are being answered
 IDLE_LOOK_S = 15  # between two looks for pages of jobs that nobody looks at
 WHAT = "the dashboard"
-
 Say = Callable[[str], None]  # shows a sentence to whoever has started this process
 
 # Opens the records of the cluster in a new session, as the one who looks may read them.

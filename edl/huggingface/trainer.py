@@ -40,9 +40,7 @@ from edl.torch.lr_schedules import InSamples
 
 # What the mixin overrides is of the class that follows it in the bases of a subclass.
 Base: Any = transformers.Trainer if TYPE_CHECKING else object
-
 logger = logging.getLogger(__name__)
-
 MANY = sys.maxsize  # steps of an epoch, whose true number is known at its end
 NO_RESUME = (
     "trainer.train(resume_from_checkpoint=...) would train samples of the interrupted epoch twice; "
@@ -197,18 +195,16 @@ class ElasticTrainerMixin(Base):
         """
         raw = without_wrapper(self.optimizer if optimizer is None else optimizer)
         scheduler = super().create_scheduler(num_training_steps, raw)
-        if self._created_lr_scheduler and self.args.max_steps <= 0 and self._steps_per_epoch:
-            self.lr_scheduler = self._in_samples(scheduler)
+        by_epochs = self.args.max_steps <= 0 and self._steps_per_epoch
+        kinds = torch.optim.lr_scheduler
+        counts = isinstance(scheduler, kinds.LRScheduler) and not isinstance(
+            scheduler, kinds.ReduceLROnPlateau
+        )
+        if self._created_lr_scheduler and by_epochs and counts:
+            samples = len(self.train_dataset)
+            batch = math.ceil(samples / self._steps_per_epoch)
+            self.lr_scheduler = InSamples(scheduler, batch, samples)
         return self.lr_scheduler
-
-    def _in_samples(self, scheduler: Any) -> Any:
-        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) or not isinstance(
-            scheduler, torch.optim.lr_scheduler.LRScheduler
-        ):
-            return scheduler
-        samples = len(self.train_dataset)
-        batch = math.ceil(samples / self._steps_per_epoch)
-        return InSamples(scheduler, batch, samples)
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any
@@ -270,9 +266,6 @@ class ElasticTrainerMixin(Base):
         }
         self._in_epoch = True
         super()._run_epoch(**arguments)
-        self._end_epoch()
-
-    def _end_epoch(self) -> None:
         assert self._loader is not None
         if self.control.should_training_stop:
             self._loader.stop()

@@ -42,15 +42,17 @@ class CheckResult(enum.Enum):
 class Check:
     """One row of the report of `edl doctor`: what was checked, what was found, and what to do."""
 
-    name: str  # what was checked, such as "Java" or "Horovod for PyTorch"
-    state: CheckResult  # the result: all as it should be, limited, or failed
-    found: str  # what was found, for people, such as a version, a path or an error
-    remedy: str = ""  # what to do about it, for people; empty if there is nothing to do
+    name: str
+    state: CheckResult
+    found: str  # such as a version, a path or an error
+    remedy: str = ""  # what to do about it
 
 
 def checks() -> Iterator[Check]:
-    yield _python()
-    yield _import_name(_providers("edl"))
+    python = f"{platform.python_version()}, {sys.executable}"
+    yield Check("Python", CheckResult.OK, python)
+    names = importlib.metadata.packages_distributions().get("edl", ())
+    yield _import_name(frozenset(name.lower().replace("_", "-") for name in names))
     versions = {module: horovod_wheel.framework_version(module) for module in FRAMEWORKS}
     yield from _frameworks(versions)
     yield from _horovod(versions)
@@ -60,10 +62,6 @@ def checks() -> Iterator[Check]:
 
 def usable(rows: Iterable[Check]) -> bool:
     return all(row.state is not CheckResult.FAILED for row in rows)
-
-
-def _python() -> Check:
-    return Check("Python", CheckResult.OK, f"{platform.python_version()}, {sys.executable}")
 
 
 def _import_name(providers: frozenset[str]) -> Check:
@@ -88,11 +86,6 @@ def _import_name(providers: frozenset[str]) -> Check:
             "remove or rename it, or take its folder from PYTHONPATH",
         )
     return Check(name, CheckResult.OK, f"{edl.__version__}, {where}")
-
-
-def _providers(module: str) -> frozenset[str]:
-    names = importlib.metadata.packages_distributions().get(module, ())
-    return frozenset(name.lower().replace("_", "-") for name in names)
 
 
 def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
@@ -168,8 +161,10 @@ def _zookeeper() -> Iterator[Check]:
         yield _reachable(hosts, settings.connect_timeout_s)
     worst = CheckResult.OK if hosts else CheckResult.FAILED
     environ = config.environment()
+    home = environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))
     needs: tuple[tuple[str, str | None, str], ...] = (
-        ("Java", _java(environ), "openjdk-17-jre-headless"),
+        ("Java", java, "openjdk-17-jre-headless"),
         ("ZooKeeper", _zookeeper_jar(environ), "zookeeper"),
     )
     for name, found, package in needs:
@@ -182,12 +177,7 @@ def _zookeeper() -> Iterator[Check]:
             yield Check(name, worst, "not found", remedy)
 
 
-# These two look where edl.zookeeper.local_server looks.
-def _java(environ: Mapping[str, str]) -> str | None:
-    home = environ.get("JAVA_HOME")
-    return shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))
-
-
+# It looks where edl.zookeeper.local_server looks, as `_zookeeper` does for Java.
 def _zookeeper_jar(environ: Mapping[str, str]) -> str | None:
     named = environ.get("ZOOKEEPER_HOME")
     homes = [Path(named)] if named else sorted(Path("/opt").glob("zookeeper*"), reverse=True)

@@ -50,15 +50,10 @@ from edl.install import toolchain
 
 
 FOLDER = Path(__file__).with_name("patches")
-
 NO_XLA_OPS = "no-xla-ops"
-
 GPU_ONLY = frozenset({"broken-ring-ends-nccl"})
-
 APPLY_TIMEOUT_S = 60.0
-
 _NAME = re.compile(r"\d\d-(?P<name>[a-z0-9-]+)\.patch")
-
 _LOST = re.compile(r"^Lost without it: (.+?)\n\n", re.MULTILINE | re.DOTALL)
 
 
@@ -141,22 +136,16 @@ def write_marker(source: Path, chosen: Iterable[Patch], key: str, *, gpu: bool) 
 
 
 VERSION = "0.28.1"
-
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # of PyPI's sdist
-
 REQUIREMENTS = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi>=1.4.0")  # of Horovod itself
-
 BUILD_TOOLS = ("setuptools<81", "wheel")  # 81 drops pkg_resources, which setup_requires needs
-
 CMAKE = "cmake>=3.18,<4"  # 4 refuses the old cmake_minimum_required of the bundled Gloo
-
 VARIABLES = (  # Horovod's own build variables that are passed through ...
     "HOROVOD_BUILD_ARCH_FLAGS",
     "HOROVOD_CPU_OPERATIONS",
     "HOROVOD_DEBUG",
     "HOROVOD_WITHOUT_NVTX",
 )
-
 GPU_VARIABLES = (  # ... and those that need --gpu
     "HOROVOD_ALLOW_MIXED_GPU_IMPL",
     "HOROVOD_BUILD_CUDA_CC_LIST",

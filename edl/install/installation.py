@@ -32,7 +32,7 @@ def provide(wanted: Recipe, *, force: bool, console: Console) -> None:
         if not force and is_installed(wanted) and not import_failures(wanted):
             console.print(f"Horovod {VERSION} of this recipe is already installed")
             return
-        refuse_unwritable_interpreter()
+        check_writable_interpreter()
         is_built = force or horovod_wheel.cached(wanted) is None
         _install(horovod_wheel.build(wanted, force=force, console=console), console)
         failures = import_failures(wanted)
@@ -71,7 +71,7 @@ def import_failure(module: str) -> str:
     return lines[-1] if lines else f"exit code {done.returncode}"
 
 
-def refuse_unwritable_interpreter() -> None:
+def check_writable_interpreter() -> None:
     """Raise an error if pip may not install packages into this interpreter (PEP 668)."""
     # before the build, so that nobody learns it after minutes of compiling
     marker = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"

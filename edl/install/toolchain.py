@@ -19,14 +19,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-# ------------------------------------------------------------
-# Run long commands (pip, compilers) with their output in a log, and show how far they are.
-#
-# `run_logged` does so.
+# --- Run long commands (pip, compilers) with their output in a log, and show how far they are.
 
 
 PLAIN_PERIOD_S = 20.0  # without a terminal: how often a line is written while nothing else changes
-
 _PERCENT = re.compile(r"\[\s*(\d{1,3})%\]")  # make's, in CMake's makefiles
 
 
@@ -35,9 +31,8 @@ class CommandFailed(Exception):
 
     def __init__(self, command: Sequence[str], code: int, tail: Sequence[str]) -> None:
         super().__init__(f"{' '.join(command[:6])} ended with {code}")
-        self.code = code  # the exit code; negative: the number of the signal that ended the command
-        # the last lines of the output, as a tuple; `run_logged` gives at most 401
-        self.tail = tuple(tail)
+        self.code = code  # negative: the number of the signal that ended the command
+        self.tail = tuple(tail)  # the last lines of the output
 
 
 def error_line(tail: tuple[str, ...]) -> str:
@@ -143,7 +138,6 @@ LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-
 OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # what make exports to its recipes
 
 
@@ -157,23 +151,16 @@ def with_make_flags(environ: Mapping[str, str]) -> dict[str, str]:
 def compilers() -> int:
     """Return how many compilers may run at once: one for each core, if the memory is enough."""
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores, int(_memory_bytes() / (GB_PER_COMPILER * 1e9))))
-
-
-def _memory_bytes() -> float:
     sizes = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
     for path in LIMITS:
-        try:
+        with contextlib.suppress(OSError, ValueError):  # no such file, or no limit: "max"
             sizes.append(float(path.read_text()))
-        except (OSError, ValueError):  # there is no such file, or no limit: "max"
-            continue
-    return min(sizes)
+    return max(1, min(cores, int(min(sizes) / (GB_PER_COMPILER * 1e9))))
 
 
 CUDA = "/usr/local/cuda"
 # The compiler, its headers and the library may each be there, or be missing, by themselves.
 CUDA_PROGRAM = "#include <cuda_runtime.h>\nint main() { return cudaFree(0); }\n"
-
 COMPILE_TIMEOUT_S = 120.0
 
 
@@ -181,9 +168,9 @@ COMPILE_TIMEOUT_S = 120.0
 class Tool:
     """A tool or file that the build of Horovod needs, as `tools` has looked for it."""
 
-    name: str  # the name of the tool or file, such as "g++"
+    name: str
     found: str  # its path; empty if it is missing
-    remedy: str  # what to do if it is missing, for people; also set if it is found
+    remedy: str  # what to do if it is missing
 
 
 def tools() -> tuple[Tool, ...]:

@@ -117,18 +117,15 @@ LONGER = (
     "Lightning goes on, and the job ends after {} epochs, as trainer.fit() has asked for: give the "
     "Trainer its max_epochs or max_steps, and do not change them during the training"
 )
-
 NO_UPDATE = (
     "the training was stopped before its first update, and a job ends after an update: set "
     "trainer.should_stop after the first accumulate_grad_batches batches"
 )
-
 UNKNOWN_EPOCH = (
     "a GradientAccumulationScheduler changes how many batches make an update, and nobody knows how "
     "many samples an epoch has, so an LR scheduler cannot count its steps: let it count epochs, "
     '"interval": "epoch", or give the Trainer max_steps'
 )
-
 Profile = Callable[[], None]
 
 

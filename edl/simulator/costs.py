@@ -36,9 +36,8 @@ class ResizeCost:
     join: float = 30.0  # when it gets further slots, or has its slots in another order
     leave: float = 30.0  # when it keeps only some of its slots
     migrate: float = 30.0  # any other change
-    # how long the new workers of a job that trains take to be there, after a change that costs
-    # `join` or `migrate`; by default 0. Meanwhile the job trains with the slots that it had, and
-    # then it pays for the change.
+    # until the new workers of a join or migration are there; meanwhile the job trains with the
+    # slots that it had, and then it pays for the change
     prepare: float = 0.0
 
     def of(self, change: SlotChange) -> float:
@@ -104,12 +103,9 @@ def _by_node(placement: Placement) -> dict[str, int]:
 class Failures:
     """The rates at which nodes fail and come back."""
 
-    # the mean seconds from the return of a node (at first from time 0) to its next failure
-    mean_up_s: float
-    mean_down_s: float  # the mean seconds from the failure of a node to its return
-    # the seed of the random times. Each node draws from a generator of its own, so its times do not
-    # depend on the other nodes.
-    seed: int = 0
+    mean_up_s: float  # from the return of a node (at first from time 0) to its next failure
+    mean_down_s: float  # from its failure to its return
+    seed: int = 0  # each node has a generator of its own, so others do not change its times
 
     def events(self, nodes: Sequence[Node]) -> Iterator[tuple[float, str, bool]]:
         """Yield the failures and the returns of all `nodes`, in order of time, without end."""

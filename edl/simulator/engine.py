@@ -262,7 +262,6 @@ class Progress:
 DAY_S = 86_400.0
 MAX_FAILURES = 1e7  # before the last submission; to draw so many takes some ten seconds
 PATIENCE = 1000  # decisions in a row that start nothing, while nothing else can happen
-
 OnTime = Callable[[float, int], None]
 
 
@@ -279,10 +278,9 @@ class Rules:
     speeds: Mapping[str, float] = field(default_factory=dict)
     failures: Failures | None = None  # None: nodes do not fail
     drop: bool = False  # a job is rejected rather than waits (rule 6)
-    # whether decisions are made as in a live cluster: on every event, and at most `interval_s`
-    # after the last one (0: on events only). A job that starts keeps its slots until it trains, and
-    # then the policy is asked again. Jobs that run keep their slots as far as they can
-    # (`stable_placing`).
+    # as in a live cluster: decisions on every event, and at most `interval_s` after the last one
+    # (0: on events only); a job that starts keeps its slots until it trains, and then the policy is
+    # asked again; jobs that run keep their slots as far as they can (`stable_placing`)
     live: bool = False
 
     @property

@@ -20,10 +20,9 @@ from edl.simulator.workload import SubmittedJob
 class AllocationChange:
     """A change of the slots of one job in a simulation."""
 
-    at_s: float  # the time of the change, in seconds; in a `JobResult` on the clock of the trace
-    change: SlotChange  # the kind of change
-    # the slots of the job from then on, as (node, number of slots) pairs; empty: none
-    placement: Placement
+    at_s: float  # in a `JobResult` on the clock of the trace
+    change: SlotChange
+    placement: Placement  # the slots of the job from then on; empty: none
     reason: str = ""  # the policy's reason; empty if a node failed
 
     def figures(self) -> dict[str, Any]:
@@ -40,7 +39,7 @@ class AllocationChange:
 class BatchChange:
     """A change of a job's global batch."""
 
-    at_s: float  # the time of the change, in seconds; in a `JobResult` on the clock of the trace
+    at_s: float  # as in `AllocationChange`
     batch: int  # the global batch from then on, in samples
 
     def figures(self) -> dict[str, Any]:
@@ -56,19 +55,11 @@ class JobResult:
     arrival_s: float  # the time at which it was submitted
     start_s: float  # the time at which it was given its first slots; `end_s` if it was rejected
     end_s: float  # the time at which it ended, or was rejected
-    # the seconds during which it had slots, times the number of slots; the time that changes of
-    # slots took is included
-    slot_s: float
-    # all changes of its slots, its first slots included, in order of time
-    history: tuple[AllocationChange, ...] = ()
-    # all changes of its batch, in order of time; the batch that its user requested, with which it
-    # begins, is not among them
-    batches: tuple[BatchChange, ...] = ()
+    slot_s: float  # for which it had slots, times their number, the time of changes included
+    history: tuple[AllocationChange, ...] = ()  # its first slots included
+    batches: tuple[BatchChange, ...] = ()  # without the batch that its user requested
     dropped: bool = False  # whether it was rejected, at `end_s`, without ever having had slots
-    # the seconds that it would take alone on 1/N of the slots, N being the mean number of jobs in
-    # the cluster while it was there, itself included (`fairness`); 0: not known, as for a rejected
-    # job
-    isolated_s: float = 0.0
+    isolated_s: float = 0.0  # alone on a fair share, see below; 0: not known, as if rejected
 
     @property
     def jct_s(self) -> float:
@@ -115,10 +106,8 @@ _SHOWN += ("resizes", "finish_time_fairness")
 class Result:
     """The result of a simulated run."""
 
-    jobs: tuple[JobResult, ...]  # the result of each job, in the order in which the jobs were given
-    # the number of decisions, including those at which the policy was not asked because no waiting
-    # job could start
-    decisions: int
+    jobs: tuple[JobResult, ...]  # in the order in which the jobs were given
+    decisions: int  # also those without a question to the policy, since no waiting job could start
 
     @property
     def ended(self) -> list[JobResult]:
@@ -175,11 +164,9 @@ class SlotSpan(NamedTuple):
 class Usage(NamedTuple):
     """The use of the cluster from one change to the next."""
 
-    # the begin of the period between two changes, in seconds on the clock of the results
-    at_s: float
-    used: int  # the number of slots in use, by all jobs together
-    # the number of jobs that have arrived, have neither ended nor been rejected, and have no slots
-    waiting: int
+    at_s: float  # the begin of the period, on the clock of the results
+    used: int  # slots, by all jobs together
+    waiting: int  # jobs that are there and have no slots
 
     def figures(self) -> dict[str, Any]:
         return self._asdict()

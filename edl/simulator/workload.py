@@ -60,16 +60,12 @@ class SubmittedJob:
     name: str  # the name of the job, unique in a run
     arrival_s: float  # the time of submission, in seconds
     work: JobWork  # the work that the job has to do; policies do not see it
-    # the number of slots that its user requests; it lies between the two limits
-    requested_slots: int
+    requested_slots: int  # by its user, between the two limits
     min_slots: int  # the fewest and the most slots that a policy may give it
     max_slots: int
     batch: int = 1  # the global batch that its user requests, in samples
-    # the smallest and the largest global batch that a policy may choose
-    batches: tuple[int, int] = (1, 1)
-    # whether a policy may change its slots. If False, the job keeps the slots that it was first
-    # given until it ends.
-    preemptible: bool = True
+    batches: tuple[int, int] = (1, 1)  # the limits of the global batch that a policy may choose
+    preemptible: bool = True  # else it keeps the slots that it was first given until it ends
     # the fewest samples of a step that one slot can train, and the most that it can train at once
     # (a larger share is accumulated); None: there is no limit
     local_batches: tuple[int, int] | None = None
@@ -83,9 +79,7 @@ class TimedWork:
 
     duration_s: float  # the seconds that the work takes with `slots` slots, above 0
     slots: int  # the number of slots for which the duration is known, at least 1
-    # the fraction of the work that is divided among the slots, 0 to 1; the rest takes equally long
-    # on any number of slots
-    parallel_fraction: float = 1.0
+    parallel_fraction: float = 1.0  # of the work that is divided among the slots, 0 to 1
 
     @property
     def epochs(self) -> int:

@@ -9,7 +9,7 @@ from edl.records import JobState, RequestKind
 from edl.testing.memory import MemoryJob
 from edl.testing.schedule import BackgroundTask, TaskScheduler
 
-MOST_WORKERS = 24  # that a job may start in all
+MAX_WORKERS = 24  # that a job may start in all
 
 
 class HostedWorker(Protocol):
@@ -80,7 +80,7 @@ class Agents:
         # Another one on that host would have a state that differs from the others', too.
         memory.set_desired({**memory.hosts, host: memory.hosts[host] - 1})
 
-    def see_end(self) -> None:
+    def note_end(self) -> None:
         """Record that a worker's process has ended: no host starts one for `restart_s`."""
         self._restart_at = self._job.schedule.now_s() + self._restart_s
 
@@ -88,7 +88,7 @@ class Agents:
         job, memory = self._job, self._job.memory
         current = memory.generation
         ended = memory.job.state is not JobState.RUNNING or (current and not current.members)
-        if ended or memory.away or len(job.workers) >= MOST_WORKERS:
+        if ended or memory.away or len(job.workers) >= MAX_WORKERS:
             return None
         for host, wanted in sorted(memory.hosts.items()):
             replaced = {

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 
 Vector = npt.NDArray[np.float64]
-
 TOLERANCE = 1e-6  # float64 leaves about 1e-12 of rounding; a wrong weight is far above
 
 

@@ -46,10 +46,9 @@ from edl.zookeeper.store import JobStore
 
 EDL = Path(sys.executable).parent / "edl"
 MARK = "EDL_TEST_MARK"
-LOOK_S = 0.25  # between two looks at a job
+POLL_S = 0.25  # between two looks at a job
 WAIT_S = 240.0  # for what the job does; a busy machine takes a minute to start a worker
 END_S = 60.0  # for agents of other hosts, and helpers of workers, to notice the end of a job
-
 Status = dict[str, Any]
 
 
@@ -238,11 +237,11 @@ class Run:
             self._again = False
             with contextlib.suppress(CoordinationError, UnknownJob), self.store(5.0) as store:
                 while self._is_watching() and not self._again:
-                    self._look(store)
-                    time.sleep(LOOK_S)
-            time.sleep(LOOK_S)  # the job is not written down yet, or ZooKeeper is not there
+                    self._poll(store)
+                    time.sleep(POLL_S)
+            time.sleep(POLL_S)  # the job is not written down yet, or ZooKeeper is not there
 
-    def _look(self, store: JobStore) -> None:
+    def _poll(self, store: JobStore) -> None:
         try:
             self._newest = status_of(store)
         except CoordinationError as error:

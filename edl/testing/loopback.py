@@ -37,12 +37,11 @@ from edl.step.engine import StepState
 from edl.step.weighting import Weights
 from edl.testing.agents import Agents
 from edl.testing.memory import ADDRESS, MemoryCoordinator, MemoryJob
-from edl.testing.schedule import MOST_DECISIONS, BackgroundTask, Random, Task, TaskScheduler
+from edl.testing.schedule import MAX_DECISIONS, BackgroundTask, Random, Task, TaskScheduler
 from edl.worker.shared_state import SharedState
 from edl.worker.worker import Worker
 
 FROZEN_S = 40.0  # longer than anybody waits for a frozen worker
-
 Act = Callable[["LoopbackJob"], None]
 
 
@@ -101,10 +100,9 @@ class PassedPoint(NamedTuple):
 class _Orders:
     """The actions that a test wants carried out during a run."""
 
-    # by (worker id, number of its point), the actions when the worker passes that point
+    # (worker id, number of its point) -> the actions when it passes that
     at_points: dict[tuple[int, int], list[Act]] = field(default_factory=dict)
-    # (number of steps, action), in order of the steps: each action is carried out once, when the
-    # first worker has completed so many steps
+    # in order of the steps that the first worker must have completed
     after_steps: list[tuple[int, Act]] = field(default_factory=list)
 
 
@@ -160,7 +158,7 @@ class LoopbackJob:
         on_divergence: str = "end",
         stragglers: Stragglers | None = None,
         logical: int = 0,
-        most_decisions: int = MOST_DECISIONS,
+        most_decisions: int = MAX_DECISIONS,
     ) -> None:
         self._script = script
         self._policy = None if stragglers is None else PolicyFile("", stragglers=stragglers)
@@ -423,7 +421,7 @@ class LoopbackJob:
             one.holds_state or not any(other.worker.generation for other in left)
         ):
             self.state_lost = True
-        self._agents.see_end()
+        self._agents.note_end()
         self.memory.frozen.pop(one.id, None)
         self.memory.gone[one.id] = self.schedule.now_s()
         self.network.lose(one.id)

@@ -38,7 +38,7 @@ from edl.worker.coordinator import NoPolicy
 from edl.worker.shared_state import SharedState
 
 ADDRESS = "127.0.0.1"
-LOOK_S = 0.5  # how often a leader looks although nothing has changed
+POLL_S = 0.5  # how often a leader looks although nothing has changed
 CUT_S = 0.05  # again and again: a ring that is being built opens connections all the time
 SESSION_S = 6.0  # until ZooKeeper drops the session of a process that is gone or frozen
 LIMITS = Limits(
@@ -81,9 +81,9 @@ class MemoryJob:
         self.changes = 0  # all changes
         self._candidates: list[int] = []
         self._ages = AgeTracker(0.0)
-        self._looked = (-1, -LOOK_S)
+        self._decided = (-1, -POLL_S)
         schedule.actors += [
-            BackgroundTask("leader", self._may_look, self._look, self._looks_at),
+            BackgroundTask("leader", self._may_decide, self._decide, self._decides_at),
             BackgroundTask(
                 "sessions",
                 lambda: (at := self._expires_at()) is not None and at <= schedule.now_s(),
@@ -180,17 +180,17 @@ class MemoryJob:
         worker = self.leader.worker
         return worker in self._candidates[:1] and not (worker in self.gone or worker in self.frozen)
 
-    def _may_look(self) -> bool:
-        seen, at = self._looked
-        return (self.changes != seen or self.schedule.now_s() >= at + LOOK_S) and self._leads
+    def _may_decide(self) -> bool:
+        seen, at = self._decided
+        return (self.changes != seen or self.schedule.now_s() >= at + POLL_S) and self._leads
 
-    def _looks_at(self) -> float | None:
-        return self._looked[1] + LOOK_S if self._leads else None
+    def _decides_at(self) -> float | None:
+        return self._decided[1] + POLL_S if self._leads else None
 
-    def _look(self) -> None:
+    def _decide(self) -> None:
         # Nothing else happens in between, as in one transaction.
         now_s, now = self.schedule.now_s(), self.snapshot()
-        self._looked = (self.changes, now_s)
+        self._decided = (self.changes, now_s)
         assert self.leader is not None
         dead = {w: f"the process of w{w} is gone" for w in self.gone}
         dead |= {w: f"w{w} is frozen" for w in self.frozen if w not in self.nodes}

@@ -31,7 +31,7 @@ from edl.clock import Condition
 from edl.ring.loopback import Killed
 
 INTERRUPTIONS = (1.0, 0.5, 0.15)  # of the pauses of a run, by its seed
-MOST_DECISIONS = 100_000
+MAX_DECISIONS = 100_000
 LONGEST_S = 3600.0  # of virtual time
 JOIN_S = 30.0  # real seconds for a thread to end
 
@@ -81,11 +81,9 @@ class BackgroundTask:
     name: str  # the name of the actor; `pick` gives each name a weight
     ready: Callable[[], bool]  # returns whether `act` may be called
     act: Callable[[], None]  # does one piece of work, without waiting
-    # returns when `ready` will become true if nothing happens before, in virtual seconds; None: at
-    # no known time
+    # when `ready` becomes true if nothing happens before, in virtual seconds; None: not known
     due: Callable[[], float | None] = lambda: None
-    # whether `act` may start tasks; then the schedule does not end before it is due
-    starts: bool = False
+    starts: bool = False  # `act` may start tasks: the schedule does not end before it is due
 
 
 @dataclass(eq=False)
@@ -147,7 +145,7 @@ class _Condition:
 class TaskScheduler:
     """A scheduler that runs one thread at a time, and the clock of all threads that run in it."""
 
-    def __init__(self, chance: Random, most_decisions: int = MOST_DECISIONS) -> None:
+    def __init__(self, chance: Random, most_decisions: int = MAX_DECISIONS) -> None:
         self.chance = chance
         self.tasks: list[Task] = []  # in the order of their starts
         self._left: list[Task] = []  # those that are not done

@@ -25,7 +25,7 @@ from edl.binding import process
 
 SCRIPT = Path(__file__)  # runs another one: its path and its arguments follow
 FILE = "EDL_TEST_THROTTLE"  # names the file that throttles as long as it exists
-LOOK_S = 0.05  # between two looks whether it is still there
+POLL_S = 0.05  # between two looks whether it is still there
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def throttle_step() -> None:
     step_s = throttle.warm_up_s if warm_up else throttle.sleep_s(process.step(), process.size())
     awake_at = time.monotonic() + step_s
     while (left := awake_at - time.monotonic()) > 0 and file.exists():
-        time.sleep(min(left, LOOK_S))
+        time.sleep(min(left, POLL_S))
 
 
 def _between_steps(failpoint: str) -> None:

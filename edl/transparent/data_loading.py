@@ -128,14 +128,11 @@ def _modules() -> list[torch.nn.Module]:
 
 
 Exchange = Callable[[bytes], list[bytes]]
-
 ALL_CALL = "all workers must make the same calls of hvd in the same order"
-
 OTHER_FORM = (
     "hvd.broadcast_parameters: this worker has other tensors than rank {root} ({names}), by name "
     "or shape; all workers must give it the same model"
 )
-
 OTHER_OPTIMIZER = (
     "hvd.broadcast_optimizer_state: the workers' optimizers have different states, and with "
     "--transparent it sends none; load an optimizer's state during the training on all workers, "
@@ -222,23 +219,19 @@ OPTIONS = (
     "worker_init_fn",
     "prefetch_factor",
 )
-
 TWICE = (
     "this script trains on two data loaders, and edl follows one: put the data sets into one "
     "(torch.utils.data.ConcatDataset), or change the script to edl.torch"
 )
-
 NO_BATCHES = (
     "the loader of the training data makes no batches (batch_size=None), so edl cannot divide its "
     "samples among the ranks; give it the batch_size of one rank"
 )
-
 UNLIKE = (
     "the script evaluates before its training, and the workers have different weights: with "
     "--transparent those of rank 0 are sent when the training begins; seed all workers "
     "alike and load a checkpoint file on all of them, or evaluate after an epoch"
 )
-
 SUBCLASS = (
     "a {kind} chooses samples in a way of its own, which edl cannot divide among processes that "
     "come and go; give the loader a torch.utils.data.DistributedSampler as sampler"
@@ -346,9 +339,9 @@ class ScriptLoaders:
         if self._training is not None:
             self._training.note_step()
 
-    def refuse_left_early(self) -> None:
+    def check_not_left_early(self) -> None:
         if self._training is not None:
-            self._training.refuse_left_early()
+            self._training.check_not_left_early()
 
     def numbers(self, loader: DataLoader[Any]) -> bool:
         """Return whether `loader` is that of the training, so that its steps have numbers."""
@@ -386,13 +379,10 @@ class ScriptLoaders:
 
 
 loaders = ScriptLoaders()
-
 shown = Ranks(
     lambda: loaders.has_begun, lambda: loaders.passes_over, lambda: torch.cuda.device_count() > 0
 )
-
 averages = ScriptAverages(lambda: loaders.passes_over)
-
 plain_iterator, plain_length = DataLoader.__iter__, DataLoader.__len__
 
 
@@ -448,7 +438,7 @@ def replace_loading() -> None:
 
 @functools.wraps(plain_iterator)
 def _iterate(self: DataLoader[Any]) -> Iterator[Any]:
-    loaders.refuse_left_early()
+    loaders.check_not_left_early()
     if loaders.is_training(self):
         return loaders.train(self)
     if (sampler := _shared_sampler(self)) is not None:

@@ -65,7 +65,6 @@ shown = Ranks(
     lambda: loop.passes_over or process.current_worker().fits.passes_over,
     lambda: bool(tf.config.list_physical_devices("GPU")),
 )
-
 _SIGNATURE = inspect.signature(_DistributedOptimizer)
 _TAPE_SIGNATURE = inspect.signature(_DistributedGradientTape)
 PASSES = (
@@ -98,13 +97,13 @@ def init(*_: Any, **__: Any) -> None:
 
 def rank() -> int:
     """Return the number of this process; not 0 while it passes over epochs: it writes no files."""
-    loop.refuse_left_early()
+    loop.check_not_left_early()
     return shown.rank()
 
 
 def local_rank() -> int:
     """Return the number of this process on its host, or of its GPU; `== 0` tells the first one."""
-    loop.refuse_left_early()
+    loop.check_not_left_early()
     return shown.local_rank()
 
 

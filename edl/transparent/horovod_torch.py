@@ -76,13 +76,13 @@ def init(*_: Any, **__: Any) -> None:
 
 def rank() -> int:
     """Return the number of this process; not 0 while it passes over epochs: it writes no files."""
-    loaders.refuse_left_early()
+    loaders.check_not_left_early()
     return shown.rank()
 
 
 def local_rank() -> int:
     """Return the number of this process on its host, or of its GPU; `== 0` tells the first one."""
-    loaders.refuse_left_early()
+    loaders.check_not_left_early()
     return shown.local_rank()
 
 

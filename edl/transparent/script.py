@@ -32,18 +32,15 @@ NO_LOGICAL = (
     "--transparent needs the number of ranks that the script sees (hvd.size()), which stays the "
     "same whatever the number of processes: give edl run --logical N"
 )
-
 SUM = (
     "with --transparent gradients are averaged over the ranks; for their sum multiply the learning "
     "rate by hvd.size(), and leave out op=hvd.Sum"
 )
-
 KEPT = (
     "this process has the place of rank 0 now, and the script has not asked hvd.rank() or "
     "hvd.local_rank() for an epoch: where it has kept the answer from its start (is_main = "
     "hvd.rank() == 0), no process writes its files any more; ask where the answer is needed"
 )
-
 TAKES_OVER = (
     "this process answers hvd.{name}() == 0 now, since the one that did so before is gone: what "
     "the script has made on that one only (a SummaryWriter, an open file) it does not have here"
@@ -221,7 +218,6 @@ LEFT_EARLY = (
     "itertools.islice, next()). To stop before, compare the step number that enumerate(loader) "
     "gives, before the batch is trained; in TensorFlow dataset.take(n) limits the steps"
 )
-
 ENDED_BEHIND = (
     "the script has ended in epoch {epoch}, which the job has behind it: a process that comes "
     "later, and one of a resumed job, goes through such epochs without training, so the script "
@@ -267,9 +263,9 @@ class LoopWatch:
         # A script that keeps the iterator of the loop has left it, too.
         if self.is_within and self._is_early():
             self._left_early = True
-        self.refuse_left_early()
+        self.check_not_left_early()
 
-    def refuse_left_early(self) -> None:
+    def check_not_left_early(self) -> None:
         # An error that the script handles may be why it has left the loop, and would be hidden.
         if self._left_early and sys.exc_info()[1] is None:
             raise UsageError(LEFT_EARLY)

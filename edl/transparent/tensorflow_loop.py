@@ -59,24 +59,18 @@ UNKNOWN = (
     "repeat, map, batch, take, skip, cache and prefetch may follow; or change the script to "
     "edl.tensorflow (docs/get-started/from-horovod.md)"
 )
-
 TWICE = (
     "this script trains on two data sets, or on one with two lengths of an epoch, and edl follows "
     "one: put the data into one, or change the script to edl.tensorflow"
 )
-
 DIFFER = (
     "the processes of this script train on different data, which edl must divide among them by "
     "itself; with --transparent give all ranks the whole arrays, and divide them by "
     "dataset.shard(hvd.size(), hvd.rank())"
 )
-
 LOOKED_AT = 64  # rows of an array, in a comparison of the data of two processes
-
 FIRST = "from_tensor_slices"
-
 _MARK = "_edl_recorded"
-
 _SAME = ("cache", "prefetch", "with_options")  # samples and their order stay as they are
 
 
@@ -329,34 +323,28 @@ def record_pipelines() -> None:
 # get here.
 
 
-MOST = 2**13  # bytes of a callback that is sent to the other processes
-
+MAX_CALLBACK_BYTES = 2**13  # bytes of a callback that is sent to the other processes
 ARRAYS = (
     "model.fit was given arrays, and a process that comes later could not tell which of their "
     "samples are whose; with --transparent give it a data set: "
     "tf.data.Dataset.from_tensor_slices((x, y)).shard(hvd.size(), hvd.rank()).shuffle(len(x))"
     ".batch(n), made of the whole arrays on all ranks"
 )
-
 NO_NUMBERS = (
     "model.fit was given {what}, whose samples have no numbers, so edl cannot divide them among "
     "processes that come and go; with --transparent give it a tf.data.Dataset that begins with "
     "from_tensor_slices(arrays); or change the script to edl.tensorflow, whose edl.Dataset also "
     "reads single samples by their numbers (docs/get-started/from-horovod.md)"
 )
-
 OWN_CALLBACKS = (
     "this process gives model.fit the callback {name}, and rank 0 does not; callbacks may be of "
     "all ranks, or of rank 0"
 )
-
 NOT_SENT = (
     "the callback {name} is on rank 0 only, and cannot be sent to the other processes ({why}); "
     "make it on all ranks: {then}"
 )
-
 ONE_WRITES = "edl lets one of them write"
-
 ALL_ARE_CALLED = "edl calls it on each of them, so let it ask hvd.rank() == 0 before it writes"
 
 
@@ -434,7 +422,7 @@ def _packed(callback: Any) -> tuple[str, bytes | None, str]:
         why = f"{len(data)} bytes"
     except Exception as error:  # noqa: BLE001 - the script's own classes raise what they like
         data, why = None, str(error)
-    if data is not None and len(data) <= MOST:
+    if data is not None and len(data) <= MAX_CALLBACK_BYTES:
         return name, data, ""
     then = ONE_WRITES if has_writer(callback) else ALL_ARE_CALLED
     return name, None, NOT_SENT.format(name=name, why=why, then=then)
@@ -492,13 +480,11 @@ def _evaluating(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 TAPE = "DistributedGradientTape"
-
 ONE_OF_EACH = (
     "this script's loop trains by hvd.DistributedGradientTape, and has {models} models and "
     "{optimizers} optimizers of Keras; edl finds out by itself what is trained if there is one of "
     "each; or change the script to edl.tensorflow"
 )
-
 AHEAD = (
     "this worker's script is in its loop {mine} over the training data, and the job in loop {job}: "
     "a script must begin with the same loop on all workers, also on one that starts later"
@@ -567,8 +553,8 @@ class TapeLoop:
         self._has_trained = True
         yield from self._watch.batches(self._trained())
 
-    def refuse_left_early(self) -> None:
-        self._watch.refuse_left_early()
+    def check_not_left_early(self) -> None:
+        self._watch.check_not_left_early()
 
     def check_end(self) -> None:
         self._watch.check_end()

@@ -28,7 +28,6 @@ AHEAD = (
     "with its own newest checkpoint file (edl run --resume continues a job), or send the number of "
     "the first epoch from rank 0 by hvd.broadcast"
 )
-
 OTHER_ORDER = (
     "this worker's script has called sampler.set_epoch({mine}) for an epoch in which the other "
     "workers have called set_epoch({job}), so they would train other samples: a script must give "
@@ -145,8 +144,8 @@ class Training:
     def note_step(self) -> None:
         self._has_stepped = True
 
-    def refuse_left_early(self) -> None:
-        self._watch.refuse_left_early()
+    def check_not_left_early(self) -> None:
+        self._watch.check_not_left_early()
 
     def check_end(self) -> None:
         """Check that the script may end now; undo what it changed while it passed over epochs."""
@@ -229,7 +228,6 @@ NONE_SAVED = (
     "script's AveragedModel would begin anew: begin the training anew (edl run without --resume), "
     "or remove the AveragedModel from the script"
 )
-
 UNLIKE = (
     "an AveragedModel of this script is not like the job's: {kind} must have the same parameters "
     "and buffers when it is made, on all workers and in a resumed job ({why})"

@@ -216,8 +216,7 @@ class ResizeForecast(Record):
     np: int  # that number
     samples_per_s: float  # the throughput that is expected
     measured: bool  # whether that throughput was measured; else it is fitted
-    # the throughput, relative to that at the present size; None: the means do not hold now
-    gain: float | None
+    gain: float | None  # of throughput, to the present size; None: the means do not hold now
     efficiency: float | None  # the throughput of a worker, relative to the smallest measured size
     eta_s: float | None  # the seconds until the training ends, with the change; None: not known
     pays_after_s: float | None  # the seconds until the cost of the change is made up; None: never
@@ -229,8 +228,7 @@ class ScalingCurve(Record):
 
     np: int  # the present number of workers
     samples_per_s: float | None  # the present throughput, measured or fitted; None: not known
-    # what was measured while it trained, the fewest workers first
-    measured: tuple[SizeThroughput, ...]
+    measured: tuple[SizeThroughput, ...]  # while it trained, the fewest workers first
     profiled: tuple[SizeThroughput, ...]  # what `edl profile` has measured
     fitted: tuple[SizeThroughput, ...]  # the model; empty: none was fitted
     change_s: float  # for how long training stands still at a change of size, in seconds
@@ -356,8 +354,7 @@ class StepParts(Record):
 
     compute_s: float
     data_s: float  # waiting for the batch
-    # reducing the gradients: the shortest reduction of a worker, which waits for none
-    reduce_s: float
+    reduce_s: float  # the shortest reduction of a worker, which waits for none
     wait_s: float  # waiting for slower workers: what the reductions of the others take longer
 
 
@@ -394,7 +391,7 @@ class ThroughputHistory(Record):
     """A job's speed over time; `with_sample` adds to it."""
 
     period_s: float = FIRST_PERIOD_S  # the length of a period, in seconds
-    # a mean for each period in which the job was observed, the oldest first
+    # a mean for each observed period, the oldest first
     samples: tuple[SpeedSample, ...] = ()
 
     def with_sample(self, sample: SpeedSample) -> ThroughputHistory:
@@ -469,9 +466,7 @@ class WorkerRow(Record):
     reduce_s: float | None = None  # reducing the gradients
     wait_s: float | None = None  # waiting for slower workers
     speed: float | None = None  # its samples in a second of its own time, relative to the median
-    # whether it is marked as slow: its `speed` is below `SLOW_BELOW`, or the workers report that
-    # they wait for it, which they do sooner
-    is_slow: bool = False
+    is_slow: bool = False  # below `SLOW_BELOW`, or the workers report that they wait for it
     note: str = ""  # what is unusual about it, in a few words; empty: nothing
 
     @property
@@ -485,15 +480,13 @@ class WorkerRow(Record):
 class WorkerTable(Record):
     """The workers of a job."""
 
-    # the workers that are shown: the unusual and the slow ones first if not all are
-    rows: tuple[WorkerRow, ...]
-    total: int  # the number of workers
+    rows: tuple[WorkerRow, ...]  # the unusual and the slow ones if not all are shown
+    total: int
     stages: Mapping[str, int]  # the number of workers by stage
     hosts: Mapping[str, int]  # the number of workers by host, of at most `MAX_HOSTS` hosts
     host_count: int  # the number of hosts
     timed: int  # the number of workers whose times are known: the slowest ones
-    # the median, over the timed workers, of computing and loading in a step; None: none
-    own_s: float | None
+    own_s: float | None  # the median of computing and loading in a step; None: none is timed
     step_s: float  # the longest step of a timed worker: the length of a full bar; 0: none
     evicted: Mapping[str, str]  # worker -> why it was evicted, the newest few
     disabled_slots: Mapping[str, str]  # slot -> why no worker is started in it

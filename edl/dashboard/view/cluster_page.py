@@ -32,12 +32,11 @@ class ClusterObservation:
     zookeeper: str  # where it was read
     at_s: float  # when, in seconds since 1970
     reasons_s: float  # when the leader made the plan that the reasons of jobs are from; 0: never
-    # its hosts, queues and leader; None: a tenant looks, who may not see them
-    status: ClusterStatus | None = None
+    status: ClusterStatus | None = None  # None: a tenant looks, who may not see it
     leaderless_s: float = 0.0  # since when no controller leads, as far as was seen; 0: one does
     leases: LeaseTable = field(default_factory=LeaseTable)  # the hosts that an engine lends
     tenants: Sequence[str] = ()  # the names of its tenants
-    # queue -> the tenant whose jobs may use it; only those with one
+    # queue -> the tenant whose jobs may use it
     queue_tenants: Mapping[str, str] = field(default_factory=dict)
     viewer: str = ""  # the tenant who looks; empty: the administrator
 
@@ -142,7 +141,16 @@ def host_views(hosts: Sequence[HostStatus], leases: LeaseTable) -> dict[str, Any
     known = {one.host for one in hosts}
     absent = [
         HostSummary(
-            "", str(one.state), "warning", one.slots, 0, {}, 0, {}, "", _lease(name, one.why)
+            host="",
+            state=str(one.state),
+            tone="warning",
+            slots=one.slots,
+            used=0,
+            jobs={},
+            more_jobs=0,
+            labels={},
+            kind="",
+            lease=f"{name}: {one.why}" if one.why else name,
         )
         for name, one in leases.leases.items()
         if one.host not in known and one.state is not LeaseState.ENDED
@@ -187,10 +195,6 @@ def away_cluster_in_words(reason: str, since_s: float, now_s: float) -> str:
         f"The cluster could not be read for {age}: {reason}. The page shows what was known before; "
         "running jobs train on without it."
     )
-
-
-def _lease(name: str, why: str) -> str:
-    return f"{name}: {why}" if why else name
 
 
 def _host_view(host: HostStatus, lease: str) -> HostSummary:

@@ -16,11 +16,8 @@ from edl.record import Record
 
 MAX_EVENTS = 2000  # as many as ZooKeeper keeps
 PAGE = 100
-
 _TONES = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.NORMAL: "plain"}
-
 CHANGE = frozenset({EventKind.GENERATION, EventKind.SWITCH, EventKind.LEADER, EventKind.DESIRED})
-
 CONCERNING = ("bad", "warning")  # the tones of events that somebody should look at
 
 

@@ -55,7 +55,6 @@ SILENT = "stopped answering"  # in what is said of a worker that is frozen or cu
 NONE_LEFT = "No worker was left that could go on; others were started."
 # What begins a sentence that is told once only.
 LOSS_NOW, WRITTEN = "At step ", "The checkpoint of step "
-
 _WORKER = re.compile(r"w\d+\b")  # the name of a worker keeps its small letter
 
 # The kinds of incidents in which a job lost workers. A stall may become one.
@@ -248,15 +247,6 @@ class IncidentLog(Record):
 # --- Workers that were lost, and what followed.
 
 
-def how_it_ended(code: int | None) -> str:
-    if code is None:
-        return "ended"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    known = {one.value: f" ({one.name})" for one in signal.Signals}
-    return f"was killed by signal {-code}{known.get(-code, '')}"
-
-
 def of_an_end(details: EndedDetails) -> Cause:
     logs = f"`edl logs JOB {details.worker}`" if details.worker else "`edl logs JOB`"
     code = details.exit_code
@@ -303,7 +293,11 @@ def _failed(log: IncidentLog, event: Event, details: WorkerFailedDetails) -> Inc
     """Fold the end of a worker's process; what was known before of its loss counts less."""
     log = log.with_hosts({details.worker: details.host} if details.worker else {})
     name = details.worker or f"the process in slot {details.slot}"
-    ended = how_it_ended(details.exit_code)
+    code = details.exit_code
+    ended = "ended" if code is None else f"ended with exit code {code}"
+    if code is not None and code < 0:
+        known_signals = {one.value: f" ({one.name})" for one in signal.Signals}
+        ended = f"was killed by signal {-code}{known_signals.get(-code, '')}"
     known, cause = log.loss_of(event.time, (name,)), of_an_end(details)
     if (
         known is not None
@@ -682,9 +676,7 @@ class IncidentView(Record):
     kind: str  # the kind of the event that says most of it
     tone: str  # `bad`, `warning`, or `over` if the job has recovered from it
     step: int  # the newest complete step then
-    # when it was over, in seconds since 1970; None: it is not, or that is not known. Of lost
-    # workers it is None: what followed says when others went on and came.
-    until_s: float | None
+    until_s: float | None  # when it was over; None: it is not, or what followed says when
     what: str  # what happened, in a sentence
     why: str  # why, as far as is known
     advice: str

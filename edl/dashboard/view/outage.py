@@ -30,8 +30,7 @@ class WorkerReports(Record):
     answered: int = 0  # the number of those that have answered
     step: int | None = None  # the newest complete step of these; None: none has answered
     silent: tuple[int, ...] = ()  # the ids of the workers that have not answered
-    # whether a step was completed since the workers were first asked in this outage
-    grew: bool = False
+    grew: bool = False  # a step was completed since they were first asked in this outage
     still_s: float = 0.0  # the seconds since the answers told of a new step
 
     @classmethod

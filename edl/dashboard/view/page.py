@@ -108,11 +108,8 @@ PERIODS = 3  # of the job's status_period_s
 class LeaderReport(Record):
     """The newest report that a reader has seen, and since when."""
 
-    # when the leader wrote it, in seconds since 1970 by the leader's clock; 0: none was seen
-    written_s: float = 0.0
-    # when the reader saw it first, by the reader's own steady clock, in seconds; of the first one
-    # that it saw, when it was written, as far as both clocks agree
-    since_s: float = 0.0
+    written_s: float = 0.0  # by the leader's clock, in seconds since 1970; 0: none was seen
+    since_s: float = 0.0  # when the reader saw it first, by a steady clock; of the first see `at`
 
     def at(self, written_s: float, now_s: float, steady_s: float) -> LeaderReport:
         if written_s == self.written_s:
@@ -149,7 +146,6 @@ def report_age(snapshot: Snapshot, newest: LeaderReport, steady_s: float) -> Rep
 
 PAGE = 50
 MAX_JOBS = 500  # of one answer
-
 _ORDER = {LifeState.QUEUED: 1, LifeState.HALTED: 2, LifeState.ENDED: 3}
 
 
@@ -226,11 +222,8 @@ class JobHeader(Record):
     global_batch: int  # samples of a batch of all workers; 0: not known
     goodput: float | None  # the fraction of the time that was not lost; None: no ring yet
     lost_s: float  # the seconds lost to switches, pauses and the present stand-still
-    # the seconds until the end of the training at the present speed; None: not known
-    eta_s: float | None
-    # when the first generation began; 0: it has not. Of a log that was cut, from when on goodput
-    # and lost time are known.
-    since_s: float
+    eta_s: float | None  # until the end of the training at the present speed; None: not known
+    since_s: float  # see `GenerationTimeline.began_s`
     is_cut: bool  # whether the oldest events of the log are gone
     ended_s: float | None
     standing_s: float  # for how long no step has completed that should have; 0: the job trains
@@ -372,11 +365,10 @@ class JobObservation:
 class JobTrace:
     """The history of a job, collected from its events and from readings of its status."""
 
-    # its generations, and the time that was lost
     timeline: GenerationTimeline = field(default_factory=GenerationTimeline)
-    speed: ThroughputHistory = field(default_factory=ThroughputHistory)  # its throughput over time
-    work: SavedWork = field(default_factory=SavedWork)  # its checkpoints
-    incidents: IncidentLog = field(default_factory=IncidentLog)  # what happened to it
+    speed: ThroughputHistory = field(default_factory=ThroughputHistory)
+    work: SavedWork = field(default_factory=SavedWork)
+    incidents: IncidentLog = field(default_factory=IncidentLog)
 
     def with_events(self, events: Iterable[Event], read_s: float) -> JobTrace:
         timeline, speed, work = self.timeline, self.speed, self.work

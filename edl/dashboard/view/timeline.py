@@ -12,7 +12,7 @@ the oldest event that is kept. Memory is bounded: old bands are merged in pairs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from edl.dashboard.view.events import tone_of
 from edl.event_text import kind_of_change, without_step_s
@@ -51,9 +51,7 @@ MARKED = frozenset(
         EventKind.JOB_FAILED,
     }
 )
-
 AWAY = "zookeeper_away"  # the kind of the mark of an outage, which stands where that began
-
 ENDS = frozenset(
     {
         EventKind.FINISHED,
@@ -75,12 +73,10 @@ class GenerationBand(Record):
     np: int  # the workers of its last generation
     least_np: int  # the smallest number of workers in it
     most_np: int  # the largest number of workers in it
-    # why it began, as `kind_of_change` says; `several` of merged generations, or `unknown` if the
-    # log has no event of it any more; then `from_s` is the time of the oldest event
+    # of `kind_of_change`; `several` of merged ones; `unknown`, since the oldest event, of a cut log
     cause: str
     reason: str  # why the leader wrote it; of merged ones that of the last
-    # the training time that its switches cost, in seconds; None: not known (yet)
-    loss_s: float | None = None
+    loss_s: float | None = None  # training time that its switches cost; None: not known (yet)
     paused_s: float = 0.0  # for how long it had too few workers to train, in seconds
 
     def merged(self, later: GenerationBand) -> GenerationBand:
@@ -101,8 +97,7 @@ class GenerationBand(Record):
 class TimelineMark(Record):
     """An event that the time line shows as a mark."""
 
-    # when it was logged, in seconds since 1970; of an outage of ZooKeeper, when that began
-    at_s: float
+    at_s: float  # when it was logged, in seconds since 1970; of an outage, when that began
     kind: str  # the kind of the event; `AWAY` of an outage of ZooKeeper
     tone: str  # how serious it is, as `tone_of` says
     generation: int  # the generation that it is about
@@ -128,26 +123,21 @@ class SwitchLoss(Record):
     reason: str  # what has happened, and why
     loss_s: float  # the training time that it cost, in seconds; 0 if all workers were new
     size: int  # the number of workers in the new ring
-    # those that completed no step for longest, at most `MAX_WORKERS`
-    workers: tuple[WorkerLoss, ...]
+    workers: tuple[WorkerLoss, ...]  # `MAX_WORKERS` that completed no step for longest
 
 
 @dataclass(frozen=True)
 class GenerationTimeline(Record):
     """The generations of a job in order of time; `with_event` adds what an event tells."""
 
-    # the generations, the oldest first, without gaps in their numbers
-    bands: tuple[GenerationBand, ...] = ()
-    # the newest events and outages that are marked, the oldest first
-    marks: tuple[TimelineMark, ...] = ()
+    bands: tuple[GenerationBand, ...] = ()  # the oldest first, without gaps in their numbers
+    marks: tuple[TimelineMark, ...] = ()  # the newest events and outages, the oldest first
     switches: tuple[SwitchLoss, ...] = ()  # the newest switches, the oldest first
-    # when the first generation began, in seconds since 1970; 0: there is none. Of a log whose
-    # oldest events are gone, from when on everything is known.
+    # when the first generation began; 0: there is none. Of a cut log, from when on all is known
     began_s: float = 0.0
     lost_s: float = 0.0  # the seconds lost to switches and pauses until now
     ended_s: float | None = None  # when training ended, in seconds since 1970; None: it has not
-    # since when too few workers are left; None: enough are
-    paused_since_s: float | None = field(default=None)
+    paused_since_s: float | None = None  # since when too few workers are left; None: enough are
     leader: str | None = None  # the worker that leads; None: not known
     led_s: float = 0.0  # since when it leads, in seconds since 1970
     is_cut: bool = False  # whether the oldest events of the log are gone
