@@ -17,16 +17,7 @@ from edl.testing.counting import Counted, Counting, CountingModel
 
 
 def judge_finished(script: Any, results: Mapping[int, Any]) -> None:
-    """Judge a job that was trained to its end.
-
-    Args:
-        script: what each worker ran: its method ``prove`` judges ``results``; of a
-            :class:`Counting` all else that it recorded is judged as well.
-        results: what the script recorded on each worker, by the worker's number.
-
-    Raises:
-        AssertionError: says what is wrong, and on which worker.
-    """
+    """Judge a job that was trained to its end."""
     script.prove(results)
     if isinstance(script, Counting):
         first = next(iter(results.values()))
@@ -44,13 +35,6 @@ def judge_stopped(script: Any, models: Mapping[int, CountingModel]) -> None:
     """Judge a job that was stopped: no sample was counted more often than once an epoch.
 
     The models of a :class:`Counting` must have the same counts on all workers, too.
-
-    Args:
-        script: what each worker ran.
-        models: the model of each worker that left in order after the last step.
-
-    Raises:
-        AssertionError: says what is wrong, and on which worker.
     """
     for worker, model in models.items():
         assert not model.wrong, f"w{worker}: {model.wrong}"
@@ -66,14 +50,6 @@ def judge_noise(worker: int, noise: NoiseScale, first: NoiseScale) -> None:
     """Judge the gradient noise scale that a worker measured.
 
     It must be the same on all workers, and true where workers are compared with each other.
-
-    Args:
-        worker: number of the worker.
-        noise: its measurement.
-        first: the measurement of the first worker.
-
-    Raises:
-        AssertionError: says what the worker measured.
     """
     assert noise == first, f"w{worker} knows of another noise: {noise}"
     if noise.steps and not noise.is_biased:

@@ -38,7 +38,6 @@ def stored(name: str, order: int, state: LifeState = LifeState.QUEUED, **limits:
 
 
 def event(number: int, job: str, **values: Any) -> tuple[int, ClusterEvent]:
-    """Return an event of a job, by default that it was submitted, with its number."""
     given = {"kind": ClusterEventKind.SUBMITTED, "reason": f"job {job} was submitted"} | values
     return number, ClusterEvent(NOW - 50.0 + number, job=job, by="ann@a", **given)
 
@@ -80,7 +79,6 @@ class ShownCluster:
         self.events = SimpleNamespace(read=self._read, read_known=self._read)
 
     def snapshot(self) -> ClusterSnapshot:
-        """Return the cluster as it is."""
         self.reads += 1
         if self.error is not None:
             raise self.error
@@ -101,7 +99,6 @@ class ShownCluster:
     def _read(
         self, after: int = -1, unreadable: OnUnreadable = leave_out
     ) -> list[tuple[int, ClusterEvent]]:
-        """Return the events with a number above ``after``; None is one that cannot be read."""
         for number, known in self.logged:
             if known is None and number > after:
                 unreadable(number, "a kind of a newer edl")

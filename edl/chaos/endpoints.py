@@ -1,8 +1,8 @@
 """Add the HTTP endpoints of ``edl chaos``: faults that only the worker itself can cause.
 
-:func:`add_endpoints` adds them: ``POST /chaos/expire`` makes ZooKeeper end this worker's session,
-``POST /chaos/cut`` cuts its connections in the ring. They exist only in a job that was started with
-``edl run --chaos`` (EDL_CHAOS=1), and a request must be signed with the job's secret.
+``POST /chaos/expire`` makes ZooKeeper end this worker's session, ``POST /chaos/cut`` cuts its
+connections in the ring. They exist only in a job that was started with ``edl run --chaos``
+(EDL_CHAOS=1), and a request must be signed with the job's secret.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from edl.ring.ring import Ring
 from edl.zookeeper.session import Session
 
 logger = logging.getLogger(__name__)
-
 PREFIX = "/chaos"
 
 

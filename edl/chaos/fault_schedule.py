@@ -32,7 +32,6 @@ from edl.errors import UsageError
 from edl.text import seconds
 
 LEADER, WORKER, NEWCOMER = "leader", "worker", "newcomer"
-
 _ORDER = re.compile(r"(leader|worker|newcomer|w(?:0|[1-9][0-9]*))(?:@step=([0-9]+))?")
 
 
@@ -42,11 +41,8 @@ T = TypeVar("T")
 class RandomSource(Protocol):
     """The interface of a source of random numbers; a `random.Random` has it."""
 
-    def uniform(self, a: float, b: float) -> float:
-        """Return a random number from `a` to `b`, both included, all equally likely."""
-
-    def choice(self, seq: Sequence[T]) -> T:
-        """Return one item of `seq`, which is not empty; all are equally likely."""
+    def uniform(self, a: float, b: float) -> float: ...
+    def choice(self, seq: Sequence[T]) -> T: ...
 
 
 class Action(StrEnum):
@@ -69,8 +65,7 @@ class Order:
 
     action: Action  # the kind of the fault
     target: str  # LEADER, WORKER, NEWCOMER, or a worker's name like "w3"
-    # the fault is caused once the job has completed at least this step; None: it waits for no step
-    step: int | None = None
+    step: int | None = None  # that the job must have completed; None: it waits for no step
 
     def __str__(self) -> str:
         return f"{self.action} {self.target}" + ("" if self.step is None else f"@step={self.step}")
@@ -82,10 +77,7 @@ class Plan:
 
     orders: tuple[Order, ...]  # the faults to cause
     seed: int  # the seed of all random choices
-    # one order without a step, drawn each time, is carried out again and again, with pauses of this
-    # mean, in seconds; None: each of them is carried out once. Orders with a step are carried out
-    # once in any case.
-    every_s: float | None = None
+    every_s: float | None = None  # the mean pause between orders without a step; None: once each
     count: int | None = None  # end after so many faults
     duration_s: float | None = None  # end after so long
     freeze_s: float = 5.0  # for how many seconds a FREEZE stops a worker's process
@@ -114,7 +106,6 @@ class Plan:
 
     @property
     def others(self) -> tuple[Order, ...]:
-        """The orders that wait for no step, in the sequence of `orders`."""
         return tuple(order for order in self.orders if order.step is None)
 
     def moments(self, random: RandomSource) -> Iterator[tuple[float, Order]]:
@@ -141,7 +132,6 @@ class ObservedWorker:
 def choose_worker(
     order: Order, workers: Collection[ObservedWorker], leader: int | None, random: RandomSource
 ) -> tuple[int | None, str]:
-    """Return the worker on this host that an order is carried out on, and why."""
     here = sorted((w for w in workers if w.here), key=lambda w: w.id)
     wanted: Sequence[ObservedWorker]
     if order.target == LEADER:
@@ -154,7 +144,9 @@ def choose_worker(
         wanted = [w for w in here if f"w{w.id}" == order.target]
     if not wanted:
         return None, f"there is no {order.target} on this host"
-    able = [w for w in wanted if not _needed(order.action, w, workers)]
+    # A worker may hold the only sure copy of the job's state.
+    sure = {w.id for w in workers if w.in_ring and w.trained}
+    able = [w for w in wanted if order.action not in FATAL or not w.in_ring or sure - {w.id}]
     if not able:
         names = ", ".join(f"w{w.id}" for w in wanted)
         return None, f"no other worker than {names} holds the state of the job for certain"
@@ -162,14 +154,7 @@ def choose_worker(
     return chosen.id, f"w{chosen.id} is one of {len(able)} to choose from"
 
 
-def _needed(action: Action, worker: ObservedWorker, workers: Collection[ObservedWorker]) -> bool:
-    others = [w for w in workers if w.in_ring and w.trained and w.id != worker.id]
-    # It may hold the only sure copy of the job's state.
-    return action in FATAL and worker.in_ring and not others
-
-
 def read_order(action: Action, text: str) -> Order:
-    """Return the order that an option of `edl chaos` means, such as `--kill leader@step=40`."""
     match = _ORDER.fullmatch(text)
     if match is None:
         raise UsageError(
@@ -180,7 +165,6 @@ def read_order(action: Action, text: str) -> Order:
 
 
 def read_duration(option: str, text: str) -> float:
-    """Return the duration `text`, such as "500ms", "5s", "2m", "1h" or "1d", in seconds."""
     found = seconds(text)
     if found is None:
         raise UsageError(f"{option} {text!r} is no duration; write 500ms, 5s, 2m or 1h")

@@ -1,9 +1,8 @@
 """Cause faults in a running job, one worker at a time, and watch the job until it trains again.
 
-:meth:`Chaos.run` does both. Only workers of this host are chosen. A worker's process id comes from
-ZooKeeper, where it may be old, or of another machine. So the process gets a signal through a handle
-(pidfd) that is opened before the worker's own launch token is looked for in the environment of the
-process.
+Only workers of this host are chosen. A worker's process id comes from ZooKeeper, where it may be
+old, or of another machine. So the process gets a signal through a handle (pidfd) that is opened
+before the worker's own launch token is looked for in the environment of the process.
 """
 
 from __future__ import annotations
@@ -47,9 +46,7 @@ class Fault:
     worker: int  # the number of the worker
     led: bool  # whether the worker led the job when the fault was caused
     step: int  # the job's newest complete step when the fault was caused
-    # whether the job trained again, ended without failing, or was being stopped, within the time
-    # limit
-    recovered: bool
+    recovered: bool  # in time the job trained again, ended without failing, or was being stopped
     text: str  # the outcome as a clause, for people
     # the outcome for programs, as JSON values: `generation`, and if it is a new one `reasons`,
     # `parts` (seconds by part of the longest stall) and `stall_s`, if the log has it. Without a
@@ -58,7 +55,6 @@ class Fault:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fault as a dictionary of JSON values, with `details` at the top level."""
         return {
             "fault": self.number,
             "action": str(self.order.action),
@@ -109,7 +105,6 @@ class Chaos:
                 thaw.function()
 
     def _strikes(self) -> Iterator[Fault]:
-        """Cause each fault at its step or moment, one at a time; yield it with its outcome."""
         plan, began = self._plan, time.monotonic()
         at_steps, moments = list(plan.at_steps), plan.moments(self._random)
         due = next(moments, None)
@@ -142,14 +137,14 @@ class Chaos:
     # --- one fault
 
     def _strike(self, order: Order, snapshot: Snapshot) -> Fault | None:
-        """Carry out `order` on a worker of the job and wait for the recovery."""
         members = {member.id: member for member in snapshot.members}
         led = snapshot.leader.worker if snapshot.leader else None
         chosen, reason = choose_worker(order, self._workers(snapshot), led, self._random)
         if chosen is None:
             self._say(f"{order}: {reason}; waiting")
             return None
-        step, seen = self._step(snapshot), self._newest_event()
+        step = self._step(snapshot)
+        seen = max((number for number, _ in self._store.events.read()), default=-1)
         generation = snapshot.generation.number if snapshot.generation else 0
         try:
             self._do(order.action, members[chosen])
@@ -165,7 +160,6 @@ class Chaos:
         )
 
     def _do(self, action: Action, member: Member) -> None:
-        """Carry out `action` on the worker `member`, and return at once."""
         if action in ENDPOINTS:
             status = post_fault(self._store, member, action)
             if status != 200:
@@ -214,7 +208,6 @@ class Chaos:
     def _outcome(
         self, recovered: Snapshot | None, seen: int, generation: int, took_s: float
     ) -> tuple[str, dict[str, Any]]:
-        """Return the outcome of a fault, from the job's records and its event log."""
         if recovered is None:
             snapshot = self._snapshot()
             why = snapshot.status.reason if snapshot.job.state is JobState.RUNNING else ""
@@ -241,7 +234,6 @@ class Chaos:
         return text, details
 
     def _events_of(self, generation: int, seen: int) -> list[Event]:
-        """Return the events after number `seen`, the oldest first."""
         deadline = time.monotonic() + PARTS_S
         while True:
             events = [event for _, event in self._store.events.read(seen)]
@@ -254,7 +246,6 @@ class Chaos:
     # --- facts
 
     def _workers(self, snapshot: Snapshot) -> list[ObservedWorker]:
-        """Return the facts about each worker in `snapshot` by which a victim is chosen."""
         members = snapshot.generation.worker_ids if snapshot.generation else ()
         number = snapshot.generation.number if snapshot.generation else 0
         workers = []
@@ -268,15 +259,11 @@ class Chaos:
         return workers
 
     def _step(self, snapshot: Snapshot) -> int:
-        """Return the number of the job's newest complete step; 0: it has made none."""
         members = snapshot.generation.worker_ids if snapshot.generation else ()
         for member in snapshot.members:
             if member.id in members:
                 return max(snapshot.status.step, health(member).step)
         return snapshot.status.step
-
-    def _newest_event(self) -> int:
-        return max((number for number, _ in self._store.events.read()), default=-1)
 
     def _snapshot(self) -> Snapshot:
         """Return a new snapshot of the job's records; for `limit_s` try again if it fails."""
@@ -297,7 +284,6 @@ class Chaos:
 
 
 def _settled(snapshot: Snapshot, action: Action, worker: int, generation: int) -> bool:
-    """Return whether `snapshot` shows a complete ring after a fault."""
     # After CUT the generation must be newer; after KILL and TERM the worker must be out of it.
     current = snapshot.generation
     if current is None or not current.members:
@@ -316,7 +302,6 @@ def _settled(snapshot: Snapshot, action: Action, worker: int, generation: int) -
 
 
 def post_fault(store: JobStore, member: Member, action: Action) -> int:
-    """Have a worker do `action` to itself, by a POST to its endpoint."""
     access = store.session.access
     assert access is not None
     key, path = http_key(access.secret, access.job), f"/chaos/{ENDPOINTS[action]}"
@@ -332,7 +317,6 @@ def send_signal(member: Member, number: signal.Signals) -> None:
 
 
 def is_process_of(member: Member) -> bool:
-    """Return whether the process of the worker `member` lives on this machine."""
     try:
         with _opened(member):
             return True
@@ -372,7 +356,6 @@ def slowest_parts(events: list[Event]) -> dict[str, float]:
 
 
 def summary(faults: list[Fault], seed: int) -> str:
-    """Return a clause about `faults`: how many of each kind, recoveries, stalls, the seed."""
     if not faults:
         return "no fault was made"
     count = {action: sum(f.order.action is action for f in faults) for action in Action}
@@ -386,7 +369,6 @@ def summary(faults: list[Fault], seed: int) -> str:
 
 
 def health(member: Member) -> WorkerProgress:
-    """Return the progress that the worker `member` reports at its HTTP port (`/health`)."""
     try:
         _, body = client.fetch(member.address, member.port, "/health", HEALTH_S)
         return WorkerProgress.from_json(json.loads(body))

@@ -16,10 +16,6 @@ NeurIPS 2018; Basu, Mukherjee and Vasudevan, arXiv 1904.10689). A step of plain 
 (||dL/dW_j||^2 - ||dL/dW_i||^2) to n_j - n_i. The law does not cover biases, weight decay, momentum,
 normalisation and frozen layers; the drift (how far a conserved quantity has moved) says how much
 they matter.
-
-:class:`LayerBalance` makes the record. It works on numbers only and knows no framework and no job;
-a :class:`JobBalance` counts the samples of a job. ``edl.torch`` and ``edl.tensorflow`` find the
-matrices of a model: ``edl.diagnose.layer_balance(model)``.
 """
 
 from __future__ import annotations
@@ -41,11 +37,10 @@ from edl.figures import check_figure
 
 Array = npt.NDArray[np.float64]
 Read = Callable[[], npt.NDArray[Any]]
-
 RISE, SATURATION = 0.1, 0.9  # of the whole change: between them is what is called the rise time
 SLOWER = 0.5  # a plateau and a saturation have less than so much of the growth in the rise
 UNCHANGED = 1e-12  # of a squared norm: less than this is rounding
-MOST_NAMED = 12  # layers in the legend of a figure
+MAX_NAMED = 12  # layers in the legend of a figure
 
 
 @dataclass(frozen=True)
@@ -54,14 +49,12 @@ class LayerRow:
 
     Attributes:
         samples: the number of trained samples.
-        squared_norms: the squared Frobenius norm of each layer's weights W_i, in the order of the
-            net.
-        residuals: for each pair of neighbouring layers, the distance (Frobenius norm) that D_i =
-            W_{i+1}^T W_{i+1} - W_i W_i^T has moved since the first record; nan where the sizes of
-            the two matrices do not fit. Empty unless matrices are recorded.
-        moves: for each pair, the larger of the two distances that W_{i+1}^T W_{i+1} and W_i W_i^T
-            have moved since the first record; nan as in ``residuals``. Empty unless matrices are
-            recorded.
+        squared_norms: the squared Frobenius norm of each layer's weights, in the order of the net.
+        residuals: for each pair of neighbouring layers, the distance (Frobenius norm) that D_i (see
+            the module) has moved since the first record; nan where the sizes of the two matrices do
+            not fit. Empty unless matrices are recorded.
+        moves: for each pair, the larger of the two distances that the terms of D_i have moved; nan
+            and empty as ``residuals``.
     """
 
     samples: float
@@ -77,8 +70,8 @@ class Phases:
     Attributes:
         rise: the number of samples at which the rise begins and the plateau ends; that of the first
             record, if there was no plateau; None: the layer has not changed.
-        saturation: the number of samples at which the rise ends and the saturation begins; None:
-            the rise has not ended, or the layer has not changed.
+        saturation: the number of samples at which the rise ends; None: it has not, or the layer has
+            not changed.
     """
 
     rise: float | None = None
@@ -95,17 +88,16 @@ class LayerBalance:
         ...
         balance.record(64)
 
-    It has ``state_dict()`` and ``load_state_dict()``: after ``edl.track(balance=balance)``
-    newcomers and checkpoints get the record with the rest of the job's state.
+    After ``edl.track(balance=balance)`` newcomers and checkpoints get the record with the rest of
+    the job's state. Measures of the record raise UsageError if it has fewer than two rows.
 
     Args:
         layers: by name, in the order of the net, a function without arguments that returns the
             layer's present weights as an array with one row for each output. It is called in each
             :meth:`record`.
-        matrices: also record how far D_i = W_{i+1}^T W_{i+1} - W_i W_i^T moves, for neighbouring
-            layers with weights W_i and W_{i+1} whose sizes fit. This costs two matrix products for
-            each pair, and memory for two square matrices as large as the width between the two
-            layers.
+        matrices: also record how far D_i (see the module) moves, for neighbouring layers whose
+            sizes fit. This costs two matrix products for each pair, and memory for two square
+            matrices as large as the width between the two layers.
 
     Raises:
         UsageError: there are fewer than two layers.
@@ -133,7 +125,7 @@ class LayerBalance:
 
         Rows at the same number of samples, or at a higher one, are dropped first: a job that goes
         back to an earlier state trains these samples again. A record that is empty then begins
-        anew, and the drift is measured from the new row on.
+        anew.
 
         Args:
             samples: the number of samples trained so far.
@@ -156,7 +148,6 @@ class LayerBalance:
         self._rows.append(LayerRow(float(samples), tuple(norms), tuple(residuals), tuple(moves)))
 
     def _measure(self) -> tuple[list[float], dict[int, tuple[Array, Array]]]:
-        """Read all layers' weights now; return (their squared norms, two matrices of each pair)."""
         norms, grams = list[float](), dict[int, tuple[Array, Array]]()
         before: Array | None = None
         for number, read in enumerate(self._layers.values()):
@@ -197,12 +188,8 @@ class LayerBalance:
     def growth(self) -> Array:
         """Return the change of each layer's squared norm per sample, from each row to the next.
 
-        The result is an array of shape (rows - 1, layers); it is negative where a norm falls.
-
-        Where the conservation law (see the module) holds, the values of all layers are equal.
-
-        Raises:
-            UsageError: there are fewer than two rows.
+        The result is an array of shape (rows - 1, layers); it is negative where a norm falls. Where
+        the conservation law (see the module) holds, the values of all layers are equal.
         """
         self._need_two("growth")
         rates: Array = np.diff(self.squared_norms, axis=0) / np.diff(self.samples)[:, None]
@@ -211,29 +198,25 @@ class LayerBalance:
     def drift(self) -> Array:
         """Return how far the difference of two neighbours' squared norms has moved since the start.
 
-        The conservation law of the module says that it does not move from the first row on. The
-        result is an array of shape (rows, layers - 1): the change of the later layer's squared norm
-        minus that of the earlier one, divided by the largest change of any layer's in the whole
-        record. It is 0 where the law holds, and 1 (or -1) where only the later (the earlier) of the
-        two layers has grown, as much as any layer.
-
-        Raises:
-            UsageError: there are fewer than two rows.
+        The result is an array of shape (rows, layers - 1): the change of the later layer's squared
+        norm minus that of the earlier one, divided by the largest change of any layer's in the
+        whole record. It is 0 where the law of the module holds, and 1 (or -1) where only the later
+        (the earlier) of the two layers has grown, as much as any layer.
         """
         self._need_two("drift")
         changes = self.squared_norms - self.squared_norms[0]
         return _parts(np.diff(changes, axis=1), np.abs(changes).max())
 
     def matrix_drift(self) -> Array:
-        """Return how far D_i = W_{i+1}^T W_{i+1} - W_i W_i^T has moved since the first row.
+        """Return how far D_i (see the module), conserved in a linear net, has moved so far.
 
-        W_i are the weights of layer i; a linear net conserves D_i. The result is an array of shape
-        (rows, layers - 1), one column for each pair of neighbouring layers: the distance (Frobenius
-        norm), divided by the farthest that the pair's W_{i+1}^T W_{i+1} or W_i W_i^T has moved in
-        the whole record. It is nan for pairs whose sizes do not fit.
+        The result is an array of shape (rows, layers - 1), one column for each pair of neighbouring
+        layers: the distance (Frobenius norm), divided by the farthest that one of the pair's two
+            terms
+        has moved in the whole record. It is nan for pairs whose sizes do not fit.
 
         Raises:
-            UsageError: there are fewer than two rows, or the record was made without matrices.
+            UsageError: the record was made without matrices.
         """
         self._need_two("matrix_drift")
         if not self.matrices:
@@ -244,13 +227,7 @@ class LayerBalance:
         return _parts(residuals, np.array([row.moves for row in self._rows]).max(axis=0))
 
     def phases(self) -> dict[str, Phases]:
-        """Return, by the name of the layer, when its plateau ended and when it was saturated.
-
-        Both are numbers of trained samples; :func:`phases_of` computes them.
-
-        Raises:
-            UsageError: there are fewer than two rows.
-        """
+        """Return, by layer, at how many samples its plateau ended and it was saturated."""
         self._need_two("phases")
         samples, norms = self.samples, self.squared_norms
         return {name: phases_of(samples, norms[:, i]) for i, name in enumerate(self.names)}
@@ -261,15 +238,14 @@ class LayerBalance:
         A file that exists is replaced. The form is PNG or SVG, by the end of the name.
 
         Raises:
-            UsageError: matplotlib is not installed, the folder of ``path`` does not exist, the name
-                ends neither with .png nor with .svg, or there are fewer than two rows.
+            UsageError: matplotlib is not installed, the folder of ``path`` does not exist, or the
+                name ends neither with .png nor with .svg.
         """
         check_figure(Path(path), "balance.plot")
         self._need_two("plot")
         _draw(self, Path(path))
 
     def _need_two(self, what: str) -> None:
-        """Raise a UsageError if there are fewer than two rows."""
         if len(self._rows) < 2:
             there = f"one, at {self._rows[0].samples:g} samples" if self._rows else "none"
             raise UsageError(
@@ -294,7 +270,7 @@ class LayerBalance:
 
         Raises:
             UsageError: the state is of layers with other names, or was made with another
-                ``matrices``; then the record is unchanged.
+                ``matrices``.
         """
         if tuple(state["names"]) != self.names or bool(state["matrices"]) != self.matrices:
             raise UsageError(
@@ -351,7 +327,6 @@ def _parts(values: Array, whole: Any) -> Array:
 
 
 def _draw(balance: LayerBalance, path: Path) -> None:
-    """Draw the norms, growth and drift of `balance` as three charts into the file `path`."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -361,7 +336,7 @@ def _draw(balance: LayerBalance, path: Path) -> None:
     colours = [colormaps["viridis"](i / count) for i in range(count)]
     phases, middles = balance.phases(), (samples[1:] + samples[:-1]) / 2.0
     for i, name in enumerate(balance.names):
-        squared, named = balance.squared_norms[:, i], count <= MOST_NAMED or i in (0, count - 1)
+        squared, named = balance.squared_norms[:, i], count <= MAX_NAMED or i in (0, count - 1)
         norms.plot(samples, squared, color=colours[i], label=name if named else None)
         marks = [at for at in (phases[name].rise, phases[name].saturation) if at is not None]
         norms.plot(marks, np.interp(marks, samples, squared), "o", color=colours[i])
@@ -393,7 +368,6 @@ class JobBalance(LayerBalance):
 
 
 def _trained() -> int:
-    """Return how many samples all workers have trained in all epochs, by edl's loader."""
     if not is_initialized() or not current_worker().loader.progress.attached:
         raise UsageError(
             "balance.record() takes the samples from edl's loader, and there is none here; give "
@@ -403,7 +377,7 @@ def _trained() -> int:
 
 
 def chosen(found: Mapping[str, Weights], layers: Iterable[str] | None) -> dict[str, Weights]:
-    """Return a new dict of the chosen layers' weight matrices, by layer name."""
+    """Return the weight matrices of `layers` by name; None: all."""
     if layers is None:
         return dict(found)
     names = [layers] if isinstance(layers, str) else [*layers]

@@ -1,42 +1,36 @@
 """Tune a job's learning rate by the loss along its own updates, and decide when to measure.
 
-:class:`Tuning` has the rules. They take and return a :class:`TunerState`; `edl.LRTuner` measures,
-and calls them. The rule is LRTuner's (Iyer and others, arXiv 2105.14526) as far as it is known; see
-docs/adr/0020-a-learning-rate-tuned-while-training.md:
+:class:`Tuning` has the rules, as pure functions of values that are equal on all workers;
+`edl.LRTuner` measures, and calls them. The rule is LRTuner's (Iyer and others, arXiv 2105.14526) as
+far as it is known; see docs/adr/0020-a-learning-rate-tuned-while-training.md:
 
 - **explore**, for a part of the samples (by default half of them, as in the Knee schedule, JMLR 24,
   2023): take the highest learning rate at which the loss does not grow.
 - **exploit**, until the end: take the learning rate that minimises the loss, never above the
-  present one, and never above Knee's straight line to 0. If nothing can be measured, the rate
-  follows this line.
+  present one, and never above Knee's straight line to 0, which it follows if nothing can be
+  measured.
 
-From time to time a *round* measures a few updates, one after the other: for each update, the losses
-at four :func:`edl.contrib.lr_rules.points`, in the batch of the next update. From :data:`FEWEST`
-(4) measured updates on, a round ends as soon as their losses give a result
-(:func:`edl.contrib.lr_rules.judge_learning_rate`). After :data:`MOST` (12) updates it ends
-without a change.
-
-Training begins at a tenth of the given learning rate. A rate that is too high may ruin a model in a
-few updates, and a rate that is too low is found out quickly: while the loss falls as far as was
-measured, the next round measures twice as far.
+From time to time a *round* measures a few updates: for each, the losses at four :func:`points`, in
+the batch of the next update. From :data:`MIN_UPDATES` (4) updates on it ends as soon as their losses
+give a result (:func:`judge_learning_rate`), after :data:`MAX_UPDATES` (12) without a change. Training
+begins at a tenth of the given rate: one that is too high may ruin a model in a few updates, and one
+that is too low is found out quickly: while the loss falls as far as was measured, the next round
+measures twice as far.
 
 A round sees the loss along one update only. Where the curvature differs much between directions,
-updates soon lie in the flat directions, and a learning rate that suits these lets the loss explode
-in a steep direction some updates later. So right after each step up, and in each round, the loss is
-compared with the largest loss of the round before. If it is much higher, the learning rate goes
-back to its earlier value, or to half if there is none, and while exploring stays below the
-geometric mean of the two values from then on.
+updates soon lie in the flat ones, and a rate that suits these lets the loss explode in a steep one
+some updates later. So right after each step up, and in each round, the loss is compared with the
+largest of the round before. If it is much higher, the rate goes back to its earlier value, or to
+half if there is none, and while exploring stays below the geometric mean of the two from then on.
 
-A learning rate at which the loss does not change is the largest stable one: 2 / L for a quadratic,
-where L is its largest curvature. While exploring, round after round would lower a rate from above
-to exactly this value. So if a second round in a row lowers the rate, and by less than a tenth, the
+A rate at which the loss does not change is the largest stable one: 2 / L for a quadratic, where L
+is its largest curvature. While exploring, round after round would lower a rate from above to
+exactly this value. So if a second round in a row lowers the rate, and by less than a tenth, the
 rate goes to :data:`INSIDE` (0.9) of that value, and again stays below the geometric mean of the
-two. This was tried on 384 quadratics without noise (condition numbers 10 to 10,000, momentum 0 and
-0.9, rates of 0.05 to 30 times 1 / L): 2 ended exploring above the stable rate, by 4 and 8 % and
-soon after a step up; before this rule it was 19. Where gradients have noise, two such rounds in a
-row are rare: there were none in 768 trainings.
-
-All functions here are pure. Their arguments are the same on all workers, so their results are too.
+two. Of 384 quadratics without noise (condition numbers 10 to 10,000, momentum 0 and 0.9, rates of
+0.05 to 30 times 1 / L) 2 ended exploring above the stable rate, by 4 and 8 %; before this rule it
+was 19. Where gradients have noise, two such rounds in a row are rare: there were none in 768
+trainings.
 """
 
 from __future__ import annotations
@@ -66,15 +60,10 @@ import numpy as np
 
 
 LOWEST = 0.25  # a learning rate changes to no less than this part of it at once
-
-LEAST_R2 = 0.8  # a parabola that explains less of the losses is none
-
+MIN_R2 = 0.8  # a parabola that explains less of the losses is none
 HUGE = 1e100  # a loss beyond it is as good as infinite; squares of smaller ones are numbers
-
 SURE = 2.5  # what is so many standard errors from 0 is not 0
-
-MOST_ERRORS = 1e9  # where the values are equal
-
+MAX_ERRORS = 1e9  # where the values are equal
 Curve = tuple[float, ...]  # losses at some points e, in a batch or as a mean over several
 
 
@@ -157,8 +146,8 @@ def judge_learning_rate(at: Sequence[float], curves: Sequence[Curve], explores: 
     means = [math.fsum(losses) / len(curves) for losses in zip(*known, strict=True)]
     parabola, high = fitted(e, means), 1.0 + max(e)
     what = f"{len(curves)} batches, R2 {parabola.r2:.2f}"
-    if parabola.r2 < LEAST_R2:
-        return FitResult(1.0, False, f"no parabola fits the loss ({what}, less than {LEAST_R2:g})")
+    if parabola.r2 < MIN_R2:
+        return FitResult(1.0, False, f"no parabola fits the loss ({what}, less than {MIN_R2:g})")
     least = parabola.minimum(high)
     if least is None:
         return FitResult(1.0, False, f"the loss has no minimum here: it curves down ({what})")
@@ -183,27 +172,19 @@ def standard_errors(values: Sequence[float]) -> float:
     n = len(values)
     mean = math.fsum(values) / n
     error = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
-    if error <= abs(mean) / MOST_ERRORS:
-        return math.copysign(MOST_ERRORS, mean) if mean else 0.0
+    if error <= abs(mean) / MAX_ERRORS:
+        return math.copysign(MAX_ERRORS, mean) if mean else 0.0
     return mean / error
 
 
 START = 0.1  # of the learning rate that was given is the first one
-
 NEAR, FIRST, FAR = 2.0, 4.0, 8.0  # a round measures up to so many times the learning rate
-
-FEWEST, MOST = 4, 12  # measured updates of a round
-
+MIN_UPDATES, MAX_UPDATES = 4, 12  # measured updates of a round
 EARLY = 0.5  # of the time for all measurements may be used at once: the start needs most
-
 SETTLE = 20  # updates after a change, and at the start: momentum (0.9) has come to its size
-
 LOOKS = 32  # a training has at least so many rounds, if they may cost as much
-
 HIGHER = 4.0  # times the largest loss of the last round is much higher
-
 INSIDE = 0.9  # of the rate at which the loss neither grows nor falls is safely below it
-
 FALL = 100.0  # exploiting divides the learning rate by no more than this, evenly over its time
 
 
@@ -228,12 +209,10 @@ class TunerState:
     falls: int = 0  # rounds in a row that lowered the rate while exploring
 
     def snapshot(self) -> dict[str, Any]:
-        """Return this state as JSON values, which `restore` reads."""
         return {**asdict(self), "curves": [list(curve) for curve in self.curves]}
 
     @staticmethod
     def restore(values: Mapping[str, Any]) -> TunerState:
-        """Return the state that `snapshot` wrote as JSON `values`."""
         curves = tuple(tuple(map(float, curve)) for curve in values["curves"])
         return TunerState(**{**values, "curves": curves})
 
@@ -260,7 +239,6 @@ class Tuning:
     most: float  # rate to decide on
 
     def refusal(self) -> str | None:
-        """Return why these settings are impossible, in a clause, or None if they are possible."""
         if not (math.isfinite(self.total) and self.total > 0):
             return f"total is {self.total:g} samples; it must be above 0"
         if not 0 <= self.explore <= self.total:
@@ -278,25 +256,21 @@ class Tuning:
         return None
 
     def begin(self, rate: float) -> TunerState:
-        """Return the tuner's state before the first update."""
         rate = self._limited(START * rate)
         return TunerState(rate, rate, reach=FIRST)
 
     def rate_at(self, state: TunerState, samples: float) -> float:
-        """Return the learning rate of the update that brings the trained samples to `samples`."""
         if samples <= self.explore:
             return state.rate
         left = (self.total - samples) / (self.total - self.explore) if samples < self.total else 0.0
         return min(state.rate, state.peak * left)
 
     def is_due(self, state: TunerState, samples: float, batch: float) -> bool:
-        """Return whether to measure the update that brings the trained samples to `samples`."""
         # The first updates are smaller than later ones, for momentum builds up.
         begun = max(state.next_at, SETTLE * batch)
         return not state.measures and begun <= samples < self.total
 
     def measured(self, state: TunerState, now: MeasuredUpdate) -> TunerState:
-        """Return the tuner's state after a measured update."""
         if now.step_s <= 0:  # all workers are new, and nobody knows yet
             return replace(state, measures=False, next_at=now.samples)
         state = replace(state, measures=False, spent_s=state.spent_s + now.cost_s)
@@ -307,12 +281,12 @@ class Tuning:
         curves = state.curves if now.losses is None else (*state.curves, now.losses)
         state = replace(state, curves=curves)
         reason = f"too few batches to tell ({len(curves)})"
-        if len(curves) >= FEWEST:
+        if len(curves) >= MIN_UPDATES:
             verdict = judge_learning_rate(points(state.reach), curves, self._explores(now))
             reason = verdict.reason
             if verdict.settled:
                 return self._decided(state, now, verdict.factor, reason)
-        if len(curves) >= MOST:
+        if len(curves) >= MAX_UPDATES:
             return self._decided(state, now, 1.0, reason)
         at = max(now.samples, self._affordable_at(state, now, 1))
         return replace(state, next_at=at)
@@ -323,7 +297,7 @@ class Tuning:
         if loss is None and now.losses is not None and _highest(now.losses) < HUGE:
             loss = _highest(now.losses)
         settled = state.decided_at + SETTLE * now.batch
-        at = max(now.samples, settled, self._affordable_at(state, now, FEWEST))
+        at = max(now.samples, settled, self._affordable_at(state, now, MIN_UPDATES))
         return replace(state, checks=0, next_at=at, loss=loss)
 
     def _stepped_back(self, state: TunerState, now: MeasuredUpdate, losses: Curve) -> TunerState:
@@ -356,7 +330,6 @@ class Tuning:
     def _decided(
         self, state: TunerState, now: MeasuredUpdate, factor: float, why: str
     ) -> TunerState:
-        """Return the tuner's state after a round, with the learning rate that the round found."""
         before = self.rate_at(state, now.samples)
         rate, what = state.rate, f"keeps {before:.3g}"
         ceiling = state.ceiling
@@ -386,7 +359,7 @@ class Tuning:
             peak=rate if self._explores(now) else state.peak,
             next_at=now.samples
             if rises
-            else max(now.samples + pause, self._affordable_at(state, now, FEWEST)),
+            else max(now.samples + pause, self._affordable_at(state, now, MIN_UPDATES)),
             reach=min(2.0 * state.reach, FAR) if goes_on else NEAR,
             curves=(),
             wait=wait,
@@ -406,7 +379,6 @@ class Tuning:
         return min(max(rate, self.least), self.most)
 
     def _least_factor(self, state: TunerState, samples: float) -> float:
-        """Return the smallest factor by which a round of the second phase may change the rate."""
         # All rounds of the phase together divide the rate by no more than `FALL`.
         if self.total <= self.explore:
             return 1.0
@@ -423,12 +395,10 @@ class Tuning:
 
 
 def _highest(losses: Curve) -> float:
-    """Return the larger one of two losses: without the measured update, and with it."""
     return max(losses[0], losses[2]) if not math.isnan(losses[0] + losses[2]) else math.inf
 
 
 def _is_much_higher(losses: Curve, state: TunerState) -> bool:
-    """Return whether a measured loss is so high that the learning rate must be too high."""
     if not state.loss:
         return False
     return _highest(losses) > state.loss + (HIGHER - 1.0) * abs(state.loss)

@@ -2,13 +2,9 @@
 
 To measure an update is to evaluate the loss at several points on the line through the weights
 before and after it, in the batches of the next update. Until then each worker keeps a copy of these
-weights. All workers exchange their losses between two steps and use the mean. All measure the same
-updates, because the choice depends only on values that are equal on all workers. A worker that did
-not make the update (a newcomer, or a worker that missed the step) takes part with weight 0.
-:mod:`edl.contrib.lr_rules` has the rules that turn a measurement into a learning rate.
-
-Each framework's ``edl.LRTuner`` holds a :class:`Tuner` and a :class:`Probe` (which keeps the copy),
-evaluates the loss, and sets the rate that :meth:`Tuner.rate` returns.
+weights. All workers measure the same updates, because the choice depends only on values that are
+equal on all; they exchange their losses between two steps and use the mean. A worker that did not
+make the update (a newcomer, or one that missed the step) takes part with weight 0.
 """
 
 from __future__ import annotations
@@ -28,11 +24,9 @@ from edl.worker.loader_steps import Update
 from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
-
 now_s = time.monotonic
 RANGE = 1e3  # the learning rate stays within this factor of the one that was given
 STEPS_KEPT = 50
-
 Losses = Callable[[Sequence[float]], list[float]]  # at the points e, see edl.contrib.lr_rules
 
 
@@ -66,12 +60,10 @@ class Tuner:
 
     @property
     def reason(self) -> str:
-        """A text for people: the last decision about the learning rate, and its reason."""
         return self._state.reason
 
     @property
     def measures(self) -> bool:
-        """Whether the last update will be measured, by the next call of `end_update`."""
         return self._state.measures
 
     def rate(self, update: Update) -> float:
@@ -79,11 +71,9 @@ class Tuner:
         return self._tuning.rate_at(self._state, update.after)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the tuner's state as JSON values, for `restore`; it is equal on all workers."""
         return self._state.snapshot()
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Replace this tuner's state, and drop the probe's copy of an update."""
         self._state = TunerState.restore(values)
         self._probe.forget()
 
@@ -118,7 +108,6 @@ class Tuner:
         return self._tuning.is_due(self._state, update.after, update.batches[-1][1])
 
     def _measure(self, worker: Worker, update: Update, losses: Losses) -> None:
-        """Exchange the losses along the previous update, and let the rules decide by their mean."""
         at = points(self._state.reach)
         weight, found = 0.0, [0.0] * len(at)
         began_s = now_s()
@@ -128,7 +117,10 @@ class Tuner:
         extra_s, self._extra_s = self._extra_s + now_s() - began_s, began_s - now_s()
         step_s = statistics.median(self._steps_s) if self._steps_s else 0.0
         rows = worker.exchange([weight, extra_s, step_s, *found])
-        before, self._state = self._state, self._tuning.measured(self._state, _told(rows, update))
+        before, self._state = (
+            self._state,
+            self._tuning.measured(self._state, _measured(rows, update)),
+        )
         if self._state.reason != before.reason and worker.rank == 0:
             logger.info("learning rate: %s", self._state.reason)
 
@@ -136,7 +128,6 @@ class Tuner:
 def tuning_of(
     rate: float, total: float, explore: float, share: float, max_lr: float | None
 ) -> Tuning:
-    """Return the settings of a tuner, after a check; `total` and `explore` are samples."""
     if not rate > 0:
         refuse(f"the optimizer's learning rate is {rate:g}; give it one to begin with")
     most = rate * RANGE if max_lr is None else max_lr
@@ -147,7 +138,6 @@ def tuning_of(
 
 
 def mean_loss(loss: Any) -> float:
-    """Return as a float the result of `loss_of`, the script's function for a batch's mean loss."""
     item = getattr(loss, "item", None)
     try:
         return float(loss if item is None else item())
@@ -174,7 +164,7 @@ def refuse_unscaled(kind: str) -> NoReturn:
     refuse(f"the learning rate of {kind} is no factor of its updates, so it has no tuner")
 
 
-def _told(rows: Sequence[Sequence[float]], update: Update) -> MeasuredUpdate:
+def _measured(rows: Sequence[Sequence[float]], update: Update) -> MeasuredUpdate:
     # A row: the weight of the losses, seconds of measuring, of a step (0: unknown), the losses.
     means = weighted_means([[row[0], *row[3:]] for row in rows])
     known = any(row[0] > 0 for row in rows)

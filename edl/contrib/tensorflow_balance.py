@@ -1,7 +1,4 @@
-"""Define ``edl.contrib.tensorflow_balance.layer_balance``, which records how a model's layers grow.
-
-The other names of ``edl.contrib.tensorflow_balance`` are those of :mod:`edl.contrib.layer_balance`.
-"""
+"""Define ``edl.diagnose`` for TensorFlow: measure how the layers of a model grow."""
 
 from __future__ import annotations
 
@@ -24,18 +21,17 @@ def layer_balance(
 ) -> JobBalance:
     """Return a recorder of the norms of the weights of the layers of ``model`` in training.
 
-    The script calls its ``record()`` after an update, as often as it wants; the recorder then reads
-    the variables, and stores a row by the number of samples that the job has trained. Its other
-    methods are those of ``edl.diagnose.LayerBalance``. Nothing is sent between the workers, since
-    all of them have the same weights.
+    The script calls its ``record()`` after an update, as often as it wants; a row gets the number
+    of samples that the job has trained. Its other methods are those of
+    ``edl.diagnose.LayerBalance``. Nothing is sent between the workers, since all of them have the
+    same weights.
 
     Args:
         model: a Keras model or layer that is built, a ``tf.Module``, or a list of variables.
         layers: paths (Keras) or names of floating-point variables with two or more dimensions, in
             the order of the network, or one such name; None: all such variables of ``model`` that
             are trainable, in the order in which the model lists them.
-        matrices: whether to record, too, how far D_i = W_{i+1}^T W_{i+1} - W_i W_i^T has moved
-            since the first record, W_i being the weights of layer i.
+        matrices: as for :class:`edl.contrib.layer_balance.LayerBalance`.
 
     Raises:
         UsageError: there are fewer than two such variables, one of ``layers`` does not exist, the

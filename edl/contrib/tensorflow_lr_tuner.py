@@ -1,10 +1,9 @@
 """Define ``edl.LRTuner``, which tunes the learning rate in training, the same on all workers.
 
-:mod:`edl.contrib.lr_tuner` describes what is measured when, and how all workers agree on it. The
-learning rate stays a variable of the Keras optimizer, which is set right before each update, in the
-graph too, when every worker knows how many samples that update has. If an update is to be measured,
-the variables' values before and after it are kept. The loss is evaluated on the batch of the next
-update, so in ``fit`` the callback takes that batch from the data set, and passes it to Keras' step.
+The rate stays a variable of the Keras optimizer, which is set right before each update, in the
+graph too, when every worker knows how many samples that update has. The loss is evaluated on the
+batch of the next update, so in ``fit`` the callback takes that batch from the data set, and passes
+it to Keras' step.
 """
 
 from __future__ import annotations
@@ -72,11 +71,6 @@ class Evaluation:
     graph: Any  # the concrete function of the loss
     batch: Any  # tensors in the structure that `graph` takes
 
-    @property
-    def variables(self) -> list[Any]:
-        """All variables that the graph of the loss reads, or may change."""
-        return list(self.graph.variables)
-
     def __call__(self) -> float:
         loss = self.graph(self.batch)
         return mean_loss(loss.numpy() if hasattr(loss, "numpy") else loss)
@@ -94,7 +88,6 @@ class TracedLoss:
         self._known: set[int] = set()  # ids of graphs that are kept
 
     def trace(self, spec: Any) -> Any:
-        """Return the graph (a concrete function) of the loss for batches of the specs `spec`."""
         graph = self._traced.get_concrete_function(spec)
         if id(graph) not in self._known:
             _refuse_operations(graph)
@@ -118,11 +111,9 @@ class Probe:
 
     @property
     def holds(self) -> bool:
-        """Whether the variables' values both before and after an update are kept."""
         return bool(self._after)
 
     def begin(self) -> None:
-        """Keep the variables' values right before an update, in its thread."""
         with context.eager_mode():
             self._made = self._updates()
             self._before, self._after = _values(self._parameters()), []
@@ -151,10 +142,16 @@ class Probe:
         """Return the losses at points on a line: -1 is at `before`, 0 at `after`."""
         parameters = self._parameters()
         trained = {id(variable) for variable in parameters}
-        others = [v for v in evaluation.variables if id(v) not in trained]
+        others = [v for v in evaluation.graph.variables if id(v) not in trained]
         now, kept, found = _values(parameters), _values(others), []
         if self._move is None:
-            self._move = _moving(parameters)
+
+            @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+            def move(begin: list[Any], end: list[Any], part: Any) -> None:
+                for variable, one, other in zip(parameters, begin, end, strict=True):
+                    variable.assign(one + tf.cast(part, one.dtype) * (other - one))
+
+            self._move = move
         try:
             for e in at:
                 part = 1.0 + e
@@ -173,24 +170,6 @@ class Probe:
 
     def _updates(self) -> int:
         return int(plain(self._optimizer.iterations).numpy())
-
-
-def example_of(spec: Any) -> Any:
-
-    def zeros(leaf: Any) -> Any:
-        return tf.zeros([1 if size is None else size for size in leaf.shape], leaf.dtype)
-
-    return tf.nest.map_structure(zeros, spec)
-
-
-def _moving(variables: Sequence[Any]) -> Any:
-
-    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-    def move(begin: list[Any], end: list[Any], part: Any) -> None:
-        for variable, one, other in zip(variables, begin, end, strict=True):
-            variable.assign(one + tf.cast(part, one.dtype) * (other - one))
-
-    return move
 
 
 def _values(variables: Sequence[Any]) -> list[Any]:
@@ -332,32 +311,17 @@ class LRTuner(keras.callbacks.Callback):
         self._tuner.end_update(worker, lambda at: self._probe.losses(at, loss.of(batch)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the tuning (rates, losses, decisions) as JSON values.
-
-        It is equal on all workers.
-        """
+        """Return the state of the tuning as JSON values, which are equal on all workers."""
         return self._tuner.snapshot()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` has returned on another worker or for a checkpoint.
-
-        A measurement that was under way here is dropped.
-        """
+        """Continue from what :meth:`state_dict` returned; a measurement under way is dropped."""
         self._tuner.restore(state_dict)
 
     def before_update(self) -> Sequence[Any]:
         """Set the learning rate right before an update; in a graph, add operations that do so.
 
-        ``edl.Optimizer`` calls it. If the rate changes by more than 1 %, a momentum that contains
-        it is scaled by the same factor. If the update is to be measured, the variables' values are
-        kept.
-
-        Returns:
-            Tensors that the update has to wait for (``tf.control_dependencies``); their values have
-            no use.
-
-        Raises:
-            UsageError: the optimizer has been given a schedule.
+        ``edl.Optimizer`` calls it, and lets the update wait for the tensors that it returns.
         """
         _refuse_schedule(self._inner)
         rate = tf.cast(asked(self._begin_update), self._variable.dtype)
@@ -378,7 +342,6 @@ class LRTuner(keras.callbacks.Callback):
     # --- with fit
 
     def check_callbacks(self, callbacks: Iterable[Any]) -> None:
-        """Refuse callbacks of a ``fit`` without the tuner, or with one that sets the rate, too."""
         others = list(callbacks)
         if all(each is not self for each in others):
             refuse("give it to model.fit, among its callbacks")
@@ -387,14 +350,7 @@ class LRTuner(keras.callbacks.Callback):
                 refuse_beside(type(each).__name__)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Trace the loss, and replace Keras' train function by :meth:`_train` for this fit.
-
-        The loss is not traced yet if batches are ragged or sparse.
-
-        Raises:
-            UsageError: the optimizer has been given a schedule; or there is no ``loss_of``, and the
-                model has a ``train_step`` of its own.
-        """
+        """Trace the loss, if no batch is ragged or sparse, and replace Keras' train function."""
         now, model = training.current(), self.model
         _refuse_schedule(self._inner)
         if self._loss is None:
@@ -404,23 +360,21 @@ class LRTuner(keras.callbacks.Callback):
         spec = now.newest_dataset.element_spec
         if all(isinstance(each, tf.TensorSpec) for each in tf.nest.flatten(spec)):
             self._loss.trace(spec)
-            self._prepare(example_of(spec))
+            self._prepare(
+                tf.nest.map_structure(
+                    lambda leaf: tf.zeros([size or 1 for size in leaf.shape], leaf.dtype), spec
+                )
+            )
         self._plain, model.train_function = model.train_function, self._train
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Measure and tune after the update of the batch, by :meth:`step` with the kept batch.
-
-        ``batch``, Keras' number, is not used.
-        """
         trained, self._batch = self._batch, None
         self.step(trained)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Restore the model's own train function, which the tuner has replaced for this ``fit``."""
         self.model.train_function = self._plain
 
     def _train(self, arriving: Any) -> Any:
-        """Run Keras' train function on the next batch of the data set's iterator `arriving`."""
         if not self._tuner.measures:
             return self._plain(arriving)
         # Keras' function would take the batch inside of the graph, where Python cannot see it.
@@ -448,7 +402,6 @@ class LRTuner(keras.callbacks.Callback):
         return np.float32(self._tuner.rate(update))
 
     def _set(self, update: Update) -> None:
-        """Set the optimizer's learning rate to that of an update that this worker has not made."""
         rate = np.float32(self._tuner.rate(update))
         if self._variable.numpy() != rate:
             self._variable.assign(rate)
@@ -462,7 +415,12 @@ def _check(optimizer: Any, now: training.Training) -> None:
         refuse(f"it tunes optimizers of tf.keras.optimizers; this is a {kind} of a graph")
     if now.reduction.is_multi:
         refuse_several()
-    _check_job(now)
+    if now.worker.logical:
+        refuse("it measures whole batches, and --logical hands out pieces; leave that out")
+    if now.worker.loader.begun:
+        refuse("create it before the first batch")
+    if now.tuner is not None:
+        refuse_beside("another one")
     for one in with_inner(optimizer):
         if type(one).__name__ in UNSCALED:
             refuse_unscaled(type(one).__name__)
@@ -473,15 +431,6 @@ def _check(optimizer: Any, now: training.Training) -> None:
                     "learning rate; leave one of them out"
                 )
     _refuse_schedule(_innermost(optimizer))
-
-
-def _check_job(now: training.Training) -> None:
-    if now.worker.logical:
-        refuse("it measures whole batches, and --logical hands out pieces; leave that out")
-    if now.worker.loader.begun:
-        refuse("create it before the first batch")
-    if now.tuner is not None:
-        refuse_beside("another one")
 
 
 def _refuse_schedule(optimizer: Any) -> None:
@@ -495,7 +444,6 @@ def _innermost(optimizer: Any) -> Any:
 
 
 def _compiled(model: Any) -> Callable[[Any], Any]:
-    """Return a function that returns the loss of a batch as `fit` computes it for `model`."""
     if type(model).train_step is not keras.Model.train_step:
         refuse(f"{type(model).__name__} has a train_step of its own; give it loss_of")
 

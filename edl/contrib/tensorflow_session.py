@@ -1,10 +1,9 @@
 """Define the graph mode of edl: sessions that take part in the job, and the data of their graphs.
 
-A script trains its graph in a :class:`Session`, in a ``MonitoredTrainingSession`` with a
-:class:`SessionHook`, or in a plain session with :func:`notify_batch_end`. A run of a session trains
-if its fetches depend on the gradients that the ``edl.Optimizer`` reduces. Before such a run this
-worker's next batch is handed out. The script brings the batch into the graph: by ``from_generator``
-with :func:`elastic_shard_generator`, or by a feed with :func:`next_batch`.
+A run of a session trains if its fetches depend on the gradients that the ``edl.Optimizer`` reduces.
+Before such a run this worker's next batch is handed out. The script brings the batch into the
+graph: by ``from_generator`` with :func:`elastic_shard_generator`, or by a feed with
+:func:`next_batch`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 # A repair reads variables while a run of the same session is under way, and a reader of tf.data
 # may wait for its next batch. With more threads than processors a step costs more: measured on 2,
 # beside plain Horovod, 1.10 with 4 threads and 1.02 with 3.
-LEAST_THREADS = 3
+MIN_THREADS = 3
 ONE_THREAD = (
     "this session cannot be repaired inside of it, for it runs one operation at a time; use "
     "edl.Session"
@@ -136,7 +135,15 @@ class _GraphJob:
             raise UsageError("create an edl.Optimizer before the session")
         if self._training.epochs == 0:
             raise UsageError("the job has no data: call edl.elastic_shard_generator(...)")
-        _check_order(session.graph)
+        for operation in session.graph.get_operations():
+            if "Shuffle" in operation.type and "Dataset" in operation.type:
+                sources = {each.type for each in _before(operation)}
+                if "FlatMapDataset" in sources:  # how from_generator begins
+                    raise UsageError(
+                        "the data set is shuffled after edl.elastic_shard_generator: that would "
+                        "break the link between batches and leases, by which each sample is "
+                        "trained once; give shuffle=True to elastic_shard_generator instead"
+                    )
         replica.use_session(session)
         plain_close, thread = session.close, threading.get_ident()
 
@@ -176,7 +183,6 @@ class _GraphJob:
         return self._finished
 
     def end(self) -> None:
-        """End the training together with all others, if the script leaves the session before it."""
         worker = self._training.worker
         if self._entered and not (self._finished or worker.warming_up):
             self._training.finish_step()
@@ -232,7 +238,8 @@ class _GraphJob:
 
     def trains(self, fetches: Any) -> bool:
         """Return whether a run of these `fetches` trains: they depend on reduced gradients."""
-        found = [self._look(_operation(self._session.graph, fetch)) for fetch in _flat(fetches)]
+        flat = tf.nest.flatten(fetches)
+        found = [self._depends(_operation(self._session.graph, fetch)) for fetch in flat]
         reduces = any(reduced for reduced, _ in found)
         if reduces and not any(applied for _, applied in found):
             raise UsageError(
@@ -241,7 +248,7 @@ class _GraphJob:
             )
         return reduces
 
-    def _look(self, operation: tf.Operation) -> tuple[bool, bool]:
+    def _depends(self, operation: tf.Operation) -> tuple[bool, bool]:
         """Return two bools: does `operation` depend on reduced gradients, and on an update?"""
         found = self._found.get(id(operation))
         if found is None:
@@ -328,8 +335,8 @@ class Session(tf.compat.v1.Session):
             )
         if config is None:
             config = tf.compat.v1.ConfigProto()
-        if 0 <= config.inter_op_parallelism_threads < LEAST_THREADS:
-            config.inter_op_parallelism_threads = max(LEAST_THREADS, os.cpu_count() or 1)
+        if 0 <= config.inter_op_parallelism_threads < MIN_THREADS:
+            config.inter_op_parallelism_threads = max(MIN_THREADS, os.cpu_count() or 1)
         super().__init__(target, graph, config)
         self._edl: _GraphJob | None = None
 
@@ -402,25 +409,13 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
         self._has_run = False  # other hooks may yet ask, after this one
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Let ``session`` take part in the job; TensorFlow calls this when it has made the session.
-
-        Its coordinator ``coord`` may be asked to stop.
-
-        Raises:
-            UsageError: there is no edl.Optimizer or no data, or the graph shuffles edl's batches.
-        """
+        """Let ``session`` take part in the job; TensorFlow calls this when it has made it."""
         global _current
         self._job, self._coordinator = _GraphJob(session), coord
         _current = self._job
 
     def before_run(self, run_context: Any) -> None:
-        """Hand out the next batch if the run to come trains: if its fetches need reduced gradients.
-
-        ``run_context`` is TensorFlow's ``SessionRunContext`` of the run.
-
-        Raises:
-            UsageError: the fetches need reduced gradients and no update, or all epochs are trained.
-        """
+        """Hand out the next batch if the run to come trains."""
         self._asks, self._has_run = run_context.stop_requested, False
         # What a hook asks for is first agreed on by all workers.
         run_context._stop_requested = False
@@ -429,22 +424,14 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
             _job().begin()
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Stop the session after the last batch of all epochs, or when a hook has asked to.
-
-        Then all workers stop after the same step. ``run_context`` is TensorFlow's
-        ``SessionRunContext`` of the run; its results, ``run_values``, are not used.
-        """
+        """Stop all workers after the same step: after all epochs, or when a hook has asked to."""
         self._has_run = True
         asks = self._asks or self._coordinator.should_stop()
         if asks or self._trains(run_context):
             self._stop(run_context, asks)
 
     def end(self, session: Any) -> None:
-        """End the training before ``session`` closes, with the last checkpoint, as all others do.
-
-        Raises:
-            JobFailed: others train on.
-        """
+        """End the training before ``session`` closes, as all others do, or raise JobFailed."""
         if self._job is not None:
             self._job.end()
 
@@ -464,10 +451,6 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):
         return self._job is not None and self._job.trains(run_context.original_args.fetches)
 
 
-def _flat(fetches: Any) -> list[Any]:
-    return list(tf.nest.flatten(fetches))
-
-
 def _operation(graph: tf.Graph, fetch: Any) -> tf.Operation:
     if isinstance(fetch, str):
         fetch = graph.as_graph_element(fetch)
@@ -480,7 +463,6 @@ def _reduces(operation: tf.Operation) -> bool:
 
 
 def _before(operation: tf.Operation) -> Iterator[tf.Operation]:
-    """Yield `operation` and all operations that it depends on, each once."""
     seen, waiting = {operation}, [operation]
     while waiting:
         each = waiting.pop()
@@ -489,16 +471,3 @@ def _before(operation: tf.Operation) -> Iterator[tf.Operation]:
             if earlier not in seen:
                 seen.add(earlier)
                 waiting.append(earlier)
-
-
-def _check_order(graph: tf.Graph) -> None:
-    """Raise UsageError if `graph` shuffles a data set that `from_generator` has made."""
-    for operation in graph.get_operations():
-        if "Shuffle" in operation.type and "Dataset" in operation.type:
-            sources = {each.type for each in _before(operation)}
-            if "FlatMapDataset" in sources:  # how from_generator begins
-                raise UsageError(
-                    "the data set is shuffled after edl.elastic_shard_generator: that would break "
-                    "the link between batches and leases, by which each sample is trained once; "
-                    "give shuffle=True to elastic_shard_generator instead"
-                )

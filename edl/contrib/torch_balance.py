@@ -1,7 +1,4 @@
-"""Provide ``edl.diagnose`` for PyTorch: measure how the layers of a model grow while it trains.
-
-:func:`layer_balance` makes the recorder.
-"""
+"""Provide ``edl.diagnose`` for PyTorch: measure how the layers of a model grow while it trains."""
 
 from __future__ import annotations
 
@@ -33,16 +30,15 @@ def layer_balance(
         optimizer.step()
         balance.record()
 
-    Nothing is sent between workers, because all workers have the same weights. The weights are
-    copied to the CPU one by one.
+    Nothing is sent between workers, because all workers have the same weights, which are copied to
+    the CPU one by one.
 
     Args:
         model: the model whose layers are recorded.
         layers: names of floating-point parameters with two or more dimensions, in the order of the
             net; None: all such parameters that require a gradient, in the order of
             ``model.named_parameters()``.
-        matrices: whether to record, too, the matrices D_i = W_(i+1)^T W_(i+1) - W_i W_i^T of
-            consecutive layers' weights W_i (:mod:`edl.contrib.layer_balance`).
+        matrices: as for :class:`edl.contrib.layer_balance.LayerBalance`.
 
     Raises:
         UsageError: ``model`` is no module, it has fewer than two such parameters, a name in

@@ -1,8 +1,4 @@
-"""Provide ``edl.LRTuner``, which chooses the learning rate by losses measured during the training.
-
-The rate is the same on all workers: :mod:`edl.contrib.lr_tuner` decides when to measure, and lets
-all workers agree on the result.
-"""
+"""Provide ``edl.LRTuner``, which chooses the learning rate by losses measured in training."""
 
 from __future__ import annotations
 
@@ -60,26 +56,21 @@ class Probe:
 
     @property
     def holds(self) -> bool:
-        """Whether the object has the parameters before and after an update, for `losses`."""
         return bool(self._after)
 
     def begin(self) -> None:
-        """Copy the parameters that require a gradient; call it right before the update."""
         groups = self._optimizer.param_groups
         self._parameters = [p for group in groups for p in group["params"] if p.requires_grad]
         self._before, self._after = self._copies(), []
 
     def end(self) -> None:
-        """Copy the parameters a second time; call it after the update."""
         if self._before:
             self._after = self._copies()
 
     def forget(self) -> None:
-        """Drop the copies of the parameters before and after the update."""
         self._parameters, self._before, self._after = [], [], []
 
     def losses(self, at: Sequence[float], loss: Callable[[], Any]) -> list[float]:
-        """Evaluate a loss at several learning rates of the update whose parameters were copied."""
         assert self.holds
         now, found = self._copies(), []
         with torch.no_grad(), _same_random_numbers(self._devices()) as begin_again:
@@ -120,7 +111,6 @@ class _Buffers:
         ]
 
     def put_back(self) -> None:
-        """Restore the values of the buffers."""
         for module, name, buffer, value in self._kept:
             buffer.copy_(value)
             if getattr(module, name) is not buffer:
@@ -208,10 +198,7 @@ class LRTuner(LRScheduler):
 
     @property
     def reason(self) -> str:
-        """The last decision about the learning rate, with its reason, as a text.
-
-        Before the first decision it is "nothing is measured yet".
-        """
+        """The last decision about the learning rate, with its reason, as a text."""
         return self._tuner.reason
 
     def step(self, batch: Any) -> None:  # type: ignore[override]
@@ -219,9 +206,8 @@ class LRTuner(LRScheduler):
 
         All workers call it after the update of each batch, before they take the next batch; during
         a newcomer's warm-up it does nothing. If the update before was selected, its losses at
-        several rates are evaluated in this ``batch`` and exchanged with all workers, and the
-        learning rate may change. Otherwise the update of this batch may be selected, to be
-        evaluated in the next call.
+        several rates are evaluated in this ``batch`` and exchanged with all workers, and the rate
+        may change.
 
         Args:
             batch: the batch of the update, in the form that ``loss_of`` takes.
@@ -256,23 +242,18 @@ class LRTuner(LRScheduler):
         return self._tuner.snapshot()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load ``state_dict``, the state of the tuning from another worker or a checkpoint.
-
-        The copies of a selected update are dropped, so that update is not evaluated here.
-        """
+        """Load the tuning of another worker or a checkpoint; a selected update is forgotten."""
         self._tuner.restore(state_dict)
 
     def _initial_step(self) -> None:
         self._last_lr = self.get_lr()  # PyTorch's own calls step(), which needs a batch here
 
     def _begin_update(self, update: Update) -> None:
-        """Set the learning rate right before `update`, the record of the next update."""
         self._refuse_others(self.optimizer)
         self._set(update)
         self._tuner.begin_update(current_worker(), update)
 
     def _set(self, update: Update) -> None:
-        """Set the rate of each parameter group for `update`, the record of the next update."""
         check_groups(self.optimizer, len(self._ratios), "edl.LRTuner")
         rate = self._tuner.rate(update)
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
@@ -283,7 +264,6 @@ class LRTuner(LRScheduler):
         self._last_lr = self.get_lr()
 
     def _refuse_others(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise UsageError if `optimizer` has an LR scheduler other than this one."""
         others = [each for each in schedulers_of(optimizer) if each is not self]
         for other in others:
             refuse_beside(type(other).__name__)

@@ -1,7 +1,4 @@
-"""Carry out a request of a page: a verb of the command line, by the same client.
-
-:func:`act_on_job` and :func:`act_on_cluster` do so. Each returns the sentence that the verb prints.
-"""
+"""Carry out a request of a page: a verb of the command line, by the same client."""
 
 from __future__ import annotations
 
@@ -32,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 WAIT_S = 60.0  # for workers, a host or the job to end; then the page says that it goes on
 SOURCE = "the dashboard"  # of a policy, in messages
-
 Values = Mapping[str, Any]  # of a request by name, as JSON has them
 
 
@@ -42,7 +38,6 @@ CLUSTER_VERBS = {"halt", "resume", "delete", "priority", "drain", "undrain"}
 
 
 def act_on_job(job: Job, verb: str, values: Values) -> str:
-    """Carry out `verb` on `job`; return a sentence that says what was done."""
     match _known(verb, JOB_VERBS):
         case "scale":
             return str(job.scale(_number(values, "np")))
@@ -80,7 +75,6 @@ def check_of_cluster(job: str, verb: str) -> None:
 
 
 def act_on_cluster(cluster: Cluster, verb: str, values: Values) -> str:
-    """Carry out `verb` on `cluster`; return a sentence that says what was done."""
     name = _text(values, "host" if _known(verb, CLUSTER_VERBS).endswith("drain") else "job")
     match verb:
         case "halt":
@@ -112,7 +106,6 @@ def _known(verb: str, verbs: set[str]) -> str:
 
 
 def _number(values: Values, name: str) -> int:
-    """Return the whole number that `values` has under `name`."""
     found = values.get(name)
     if isinstance(found, bool) or not isinstance(found, int):
         raise UsageError(f"{name} must be a whole number; give one")
@@ -120,7 +113,6 @@ def _number(values: Values, name: str) -> int:
 
 
 def _text(values: Values, name: str) -> str:
-    """Return the text that `values` has under `name`, without spaces around it."""
     found = values.get(name)
     if not isinstance(found, str) or not found.strip():
         raise UsageError(f"{name} is missing; give one")
@@ -138,17 +130,14 @@ def _text(values: Values, name: str) -> str:
 HEADER = "edl-actions"
 MAX_BYTES = 65536  # of a request: the text of a policy is the largest
 MAX_ACTIONS = 8  # at the same time; each has a thread and a session
-
 NO_ACTIONS = (
     "this dashboard only reads; `edl dashboard --actions` prints an address with which it also "
     "changes something"
 )
-
 NO_TOKEN = (
     "this page only reads: its address has not the token for actions of this start of the server; "
     "open the address that `edl dashboard --actions` has printed last"
 )
-
 ANOTHER_PAGE = "another web page has asked for this; use the page of the dashboard itself"
 
 # Carries out a verb on a job, or on the cluster if the job is empty, with values by name; returns
@@ -178,7 +167,6 @@ class ActionRunner:
         return ""
 
     async def act(self, job: str, verb: str, values: Mapping[str, Any]) -> str:
-        """Carry out `verb` on `job` with `values`; return what was done, as a sentence."""
         if self._act is None:
             raise UsageError(NO_ACTIONS)
         if self._running >= MAX_ACTIONS:
@@ -191,7 +179,6 @@ class ActionRunner:
 
 
 async def in_daemon_thread(call: Callable[[], str]) -> str:
-    """Return what `call` returns, or raise what it raises, in a thread of its own."""
     done: Future[str] = Future()
 
     def run() -> None:
@@ -230,7 +217,6 @@ def action_handler() -> Handler:
 
 
 async def _values(request: Request) -> Mapping[str, Any]:
-    """Return the JSON object in the body of `request`."""
     body = b""
     async for part in request.stream():
         body += part

@@ -44,40 +44,14 @@ _PAGE = """\
   </body>
 </html>
 """
-
 _NO_SCRIPT = '<noscript><p class="loading">This page needs JavaScript. {instead}</p></noscript>'
-
 _ICON = '<link rel="icon" href="/static/icon.svg" type="image/svg+xml">'
-
 _STYLE = '<link rel="stylesheet" href="/static/{path}">'
-
 _MODULE = '<script type="module" src="/static/{path}"></script>'
 
 
 def html_page(head: Sequence[str], loading: str, rest: str = "") -> str:
     return _PAGE.format(head="\n    ".join(head), loading=loading, rest=rest)
-
-
-def job_page() -> str:
-    """Return the HTML of the page of a job, which loads its files from the server."""
-    head = (
-        _ICON,
-        _STYLE.format(path="vendor/uPlot.min.css"),
-        _STYLE.format(path="style.css"),
-        '<script src="/static/vendor/uPlot.iife.min.js" defer></script>',
-        _MODULE.format(path="main.mjs"),
-    )
-    instead = "<code>edl status --watch</code> shows the job in a terminal."
-    return html_page(head, "Loading…", _NO_SCRIPT.format(instead=instead))
-
-
-def cluster_page() -> str:
-    """Return the HTML of the page of a cluster, which loads its files from the server."""
-    head = _ICON, _STYLE.format(path="style.css"), _MODULE.format(path="cluster.mjs")
-    instead = (
-        "<code>edl list</code> and <code>edl cluster status</code> show the cluster in a terminal."
-    )
-    return html_page(head, "Loading…", _NO_SCRIPT.format(instead=instead))
 
 
 # --- The files of the page that are the same for everybody: HTML, styles, scripts.
@@ -102,10 +76,30 @@ class StaticFile:
 
 
 def static_files() -> Mapping[str, StaticFile]:
-    """Return all files of the page, by their path below `static/`."""
+    job = html_page(
+        (
+            _ICON,
+            _STYLE.format(path="vendor/uPlot.min.css"),
+            _STYLE.format(path="style.css"),
+            '<script src="/static/vendor/uPlot.iife.min.js" defer></script>',
+            _MODULE.format(path="main.mjs"),
+        ),
+        "Loading…",
+        _NO_SCRIPT.format(
+            instead="<code>edl status --watch</code> shows the job in a terminal.",
+        ),
+    )
+    cluster = html_page(
+        (_ICON, _STYLE.format(path="style.css"), _MODULE.format(path="cluster.mjs")),
+        "Loading…",
+        _NO_SCRIPT.format(
+            instead="<code>edl list</code> and <code>edl cluster status</code> show the cluster "
+            "in a terminal.",
+        ),
+    )
     found = {
-        "index.html": _static_file(job_page().encode(), TYPES["html"]),
-        "cluster.html": _static_file(cluster_page().encode(), TYPES["html"]),
+        "index.html": _static_file(job.encode(), TYPES["html"]),
+        "cluster.html": _static_file(cluster.encode(), TYPES["html"]),
     }
     static = files("edl.dashboard") / "static"
     for folder in ("", "vendor"):
@@ -121,11 +115,10 @@ def _static_file(content: bytes, media_type: str) -> StaticFile:
     return StaticFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
 
 
-LOOK_S = 0.25  # between two looks whether the page has changed
+POLL_S = 0.25  # between two looks whether the page has changed
 ALIVE_S = 10.0  # after which a stream says that it lives
 MAX_STREAMS = 64  # browsers; further ones poll
 MAX_TEXT = 200  # characters of a filter
-
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -136,31 +129,13 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-
 Handler = Callable[[Request], Awaitable[Response]]
-
 NewestPage = Callable[[], PublishedPage]  # returns the newest page, at once
 
 
 def view_token(secret: str, name: str) -> str:
     """Return the token that lets a browser read a page; it changes nothing."""
     return derived(secret, "dashboard", name)
-
-
-class SecureHeaders:
-    """An application that adds `HEADERS` to each answer of another one, `app`."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_more(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                more = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
-                message["headers"] = [*message.get("headers", ()), *more]
-            await send(message)
-
-        await self._app(scope, receive, send_more)
 
 
 class SecureApplication(Starlette):
@@ -174,36 +149,39 @@ class SecureApplication(Starlette):
         self.state.ends = False  # then streams end
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Return the whole application, with the headers around it."""
-        return SecureHeaders(super().build_middleware_stack())
+        app = super().build_middleware_stack()
+
+        async def secure(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_more(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    more = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
+                    message["headers"] = [*message.get("headers", ()), *more]
+                await send(message)
+
+            await app(scope, receive, send_more)
+
+        return secure
 
 
 def with_token(handler: Handler) -> Handler:
     """Return `handler` for requests with the token; others get 401."""
 
     async def checked(request: Request) -> Response:
-        if not has_bearer(request, request.app.state.token):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        expected: str = request.app.state.token
+        is_equal = hmac.compare_digest(given.strip().encode(), expected.encode())
+        if scheme.lower() != "bearer" or not is_equal:
             return json_answer({"message": "the token is missing or wrong"}, 401)
         return await handler(request)
 
     return checked
 
 
-def has_bearer(request: Request, expected: str) -> bool:
-    """Return whether `request` has the token `expected` in its header `Authorization`."""
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    is_equal = hmac.compare_digest(given.strip().encode(), expected.encode())
-    return scheme.lower() == "bearer" and is_equal
-
-
 async def health(request: Request) -> Response:
-    """Say that the server answers; nothing is asked."""
     return json_answer({"status": "ok"})
 
 
 def static(path: str = "") -> Handler:
-    """Return a handler that answers with a file of the page."""
-
     async def answered(request: Request) -> Response:
         found = request.app.state.files.get(path or request.path_params["path"])
         if found is None:
@@ -223,7 +201,6 @@ def patch(request: Request, page: PublishedPage) -> Response:
 
 
 def event_choice(request: Request) -> EventChoice:
-    """Return the filter of events in the query of `request`."""
     query = request.query_params
     return EventChoice(
         tones=words_of(request, "tones"),
@@ -234,7 +211,6 @@ def event_choice(request: Request) -> EventChoice:
 
 
 def words_of(request: Request, name: str) -> frozenset[str]:
-    """Return the words of the value `name` of a query, which are separated by commas."""
     return frozenset(filter(None, request.query_params.get(name, "")[:MAX_TEXT].split(",")))
 
 
@@ -246,29 +222,23 @@ def stream_page(request: Request, newest: NewestPage) -> Response:
 
     async def messages() -> AsyncIterator[bytes]:
         state.streams += 1
+        instance, version, silent_s = "", 0, 0.0
         try:
-            async for message in _changes(state, newest):
-                yield message
+            while not state.ends:
+                now = newest()
+                if (now.instance, now.version) != (instance, version):
+                    yield b"data: " + now.patch(instance, version) + b"\n\n"
+                    instance, version, silent_s = now.instance, now.version, 0.0
+                elif silent_s >= ALIVE_S:
+                    silent_s = 0.0
+                    yield b": alive\n\n"
+                await asyncio.sleep(POLL_S)
+                silent_s += POLL_S
         finally:
             state.streams -= 1
 
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(messages(), media_type="text/event-stream", headers=headers)
-
-
-async def _changes(state: Any, newest: NewestPage) -> AsyncIterator[bytes]:
-    """Yield the whole page, then the sections that change, each message as a server-sent event."""
-    instance, version, silent_s = "", 0, 0.0
-    while not state.ends:
-        now = newest()
-        if (now.instance, now.version) != (instance, version):
-            yield b"data: " + now.patch(instance, version) + b"\n\n"
-            instance, version, silent_s = now.instance, now.version, 0.0
-        elif silent_s >= ALIVE_S:
-            silent_s = 0.0
-            yield b": alive\n\n"
-        await asyncio.sleep(LOOK_S)
-        silent_s += LOOK_S
 
 
 def whole_number(text: str | None, default: Any) -> Any:
@@ -280,6 +250,5 @@ def json_answer(value: Any, status: int = 200) -> Response:
 
 
 def encoded(content: bytes, status: int = 200) -> Response:
-    """Return an answer with `content`, which is JSON."""
     headers = {"Cache-Control": "no-store"}
     return Response(content, status, headers, media_type="application/json")

@@ -56,21 +56,18 @@ class OneJobPage:
         return self._watcher
 
     def page(self, job: str, watcher: JobWatcher) -> PublishedPage:
-        """Return the newest page of the job."""
         return self._watcher.page
 
 
 def dashboard_app(
     watcher: JobWatcher, token: str, runner: ActionRunner | None = None
 ) -> SecureApplication:
-    """Return the application that serves the page of one job."""
     app = SecureApplication(job_routes(""), token)
     app.state.jobs, app.state.action_runner = OneJobPage(watcher), runner or ActionRunner()
     return app
 
 
 def job_routes(prefix: str) -> list[Route]:
-    """Return the routes of the page of a job."""
     return [
         Route(f"{prefix}/", static("index.html")),
         Route(f"{prefix}/api/page", of_job(_page)),
@@ -116,7 +113,6 @@ async def _generation(request: Request, watcher: JobWatcher) -> Response:
 
 
 async def _stream(request: Request, watcher: JobWatcher) -> Response:
-    """Answer with server-sent events: the whole page, then the sections that change."""
     jobs: JobPages = request.app.state.jobs
     job = _job_of(request)
     return stream_page(request, lambda: jobs.page(job, watcher))
@@ -134,7 +130,6 @@ def cluster_app(
     token: str,
     runner: ActionRunner | None = None,
 ) -> SecureApplication:
-    """Return the application that serves the page of a cluster and those of its jobs."""
     routes = [
         Route("/", static("cluster.html")),
         Route("/api/page", with_token(_cluster_page)),
@@ -162,7 +157,6 @@ async def _cluster_stream(request: Request) -> Response:
 
 
 async def _jobs(request: Request) -> Response:
-    """Answer with the jobs that the query chooses, and how many there are."""
     query = request.query_params
     choice = JobChoice(
         states=words(request, "states"),
@@ -174,7 +168,6 @@ async def _jobs(request: Request) -> Response:
 
 
 async def _job(request: Request) -> Response:
-    """Answer with what is shown of a job beside its status."""
     try:
         return json_answer(request.app.state.watcher.facts(request.path_params["job"]))
     except EdlError as error:
@@ -186,7 +179,6 @@ async def _cluster_events(request: Request) -> Response:
 
 
 async def _chart(request: Request) -> Response:
-    """Answer with who had which slots in the last seconds, one of `PERIODS_S`."""
     query = request.query_params
     asked_s = whole_number(query.get("period"), 3600)
     period_s = min(PERIODS_S, key=lambda one: abs(one - asked_s))

@@ -1,9 +1,8 @@
 """Read a cluster for its page, in one thread, at a rate that does not depend on the browsers.
 
-Each turn reads what `edl cluster status`, `edl list` and `edl events --cluster` read, only the
-nodes that changed. When ZooKeeper does not answer, or a record cannot be read, the page keeps what
-was known and says since when. When no controller leads, it says so: then nothing decides, and the
-reasons are those of the last plan.
+Each turn reads only the nodes that changed. When ZooKeeper does not answer, or a record cannot be
+read, the page keeps what was known and says since when. When no controller leads, it says so: then
+nothing decides, and the reasons are those of the last plan.
 """
 
 from __future__ import annotations
@@ -57,11 +56,9 @@ class ClusterReader:
 
     @property
     def is_tenant(self) -> bool:
-        """Whether a tenant looks, who sees its own jobs only."""
         return isinstance(self.store, TenantStore)
 
     def read(self, now_s: float) -> ClusterObservation:
-        """Return what the one who looks may see of the cluster at `now_s`."""
         store, name = self.store, self.store.paths.name
         said, hosts = store.leader.reasons(), store.nodes.session.hosts
         if isinstance(store, TenantStore):
@@ -90,7 +87,6 @@ class ClusterReader:
         )
 
     def facts(self, job: str, now_s: float) -> ClusterJobSummary:
-        """Return what a page shows of `job` when somebody opens its row."""
         found = self._jobs.get(job)
         if found is None:
             raise UnknownJob(job, tuple(sorted(self._jobs)), "edl submit")
@@ -112,7 +108,6 @@ class ClusterReader:
     def _status(
         self, snapshot: ClusterSnapshot, leases: LeaseTable, controllers: int
     ) -> ClusterStatus:
-        """Return the status of the cluster, as `edl cluster status` shows it."""
         about = (snapshot, leases, controllers)
         if self._known is None or self._known[0] != about:
             self._known = about, status_of_snapshot(self.store, *about)
@@ -151,7 +146,6 @@ class ClusterJobPages:
         self._lock = asyncio.Lock()
 
     async def watcher(self, job: str) -> JobWatcher:
-        """Return the watcher of the job named `job`; it is opened if need be."""
         async with self._lock:
             now_s = self._clock()
             found = self._pages.get(job)
@@ -169,7 +163,6 @@ class ClusterJobPages:
         return watcher.page
 
     async def close_idle(self) -> None:
-        """Close the pages that nobody has looked at for `IDLE_S` (60) seconds."""
         async with self._lock:
             now_s = self._clock()
             for job in [j for j, one in self._pages.items() if now_s - one.used_s >= IDLE_S]:
@@ -192,7 +185,6 @@ class ClusterJobPages:
         await asyncio.to_thread(self._pages.pop(oldest).resources.close)
 
     def _opened(self, job: str) -> WatchedPage:
-        """Return the page of `job`, which was read once; an error closes what was opened."""
         with ExitStack() as stack:
             store = stack.enter_context(self._open_job(job))
             watcher = stack.enter_context(JobWatcher(store))
@@ -235,23 +227,18 @@ class ClusterWatcher(PageWatcher):
 
     @property
     def is_tenant(self) -> bool:
-        """Whether a tenant looks, for whom there is no chart and no event."""
         return self._reader.is_tenant
 
     def jobs(self, choice: JobChoice) -> JobPage:
-        """Return the jobs that `choice` shows, as they were read last."""
         return chosen_jobs(self._jobs, choice)
 
     def facts(self, job: str) -> ClusterJobSummary:
-        """Return what is shown of `job` beside its status."""
         return self._reader.facts(job, self._clock())
 
     def events(self, choice: EventChoice) -> Sequence[ClusterEventView]:
-        """Return the events that `choice` shows, the newest first."""
         return self._events.chosen(choice)
 
     def chart(self, period_s: float, job: str = "", host: str = "") -> SlotChart:
-        """Return who had which slots in the last `period_s` seconds."""
         now_s, about = self._clock(), (period_s, job, host)
         with self._chart_lock:
             known = self._charts.get(about)
@@ -264,7 +251,6 @@ class ClusterWatcher(PageWatcher):
             return found
 
     def turn(self) -> None:
-        """Read the cluster once, and publish its page; what cannot be read is said there."""
         now_s = self._clock()
         try:
             reading = self._reader.read(now_s)
@@ -298,7 +284,6 @@ class ClusterWatcher(PageWatcher):
         )
 
     def _read_events(self) -> None:
-        """Keep the new events of the cluster; those that cannot be read are counted."""
         skipped: list[int] = []
         found = self._store.events.read_known(self._last, lambda number, _: skipped.append(number))
         self._last = max([self._last, *skipped, *(number for number, _ in found)])
@@ -317,7 +302,6 @@ class ClusterWatcher(PageWatcher):
             self._history_problem = str(error)
 
     def _new_chart(self, now_s: float, period_s: float, job: str, host: str) -> SlotChart:
-        """Return the chart until `now_s`, from the history."""
         if self._reader.is_tenant:
             raise DataError("who had which slots is not shown to a tenant")
         begin_s = now_s - period_s

@@ -1,10 +1,8 @@
 """Read a job for its page, in one thread, at a rate that does not depend on the browsers.
 
-Each turn reads what `edl status` and `edl events --follow` read, only the nodes that changed, and
-every :data:`LEARNED_S` seconds what the job has measured. When ZooKeeper does not answer, or a
-record cannot be read, the page keeps what was known and says since when. An event that cannot be
-read is left out and counted. When the job has ended, it is looked at less often; the page stays,
-also after the job was deleted.
+Each turn reads only the nodes that changed. When ZooKeeper does not answer, or a record cannot be
+read, the page keeps what was known and says since when; an event that cannot be read is left out
+and counted. The page stays after the job has ended, also after it was deleted.
 """
 
 from __future__ import annotations
@@ -57,7 +55,6 @@ CONNECT_S = 0.5  # for a server to take a connection
 
 
 def ask_workers(snapshot: Snapshot, run: str) -> WorkerReports:
-    """Ask the first workers of the newest ring for their health, all at the same time."""
     generation = snapshot.generation
     members = generation.members[:MAX_ASKED] if generation is not None else ()
     answers = ask_all({one.id: (one.address, one.port) for one in members}, ASK_S)
@@ -97,14 +94,12 @@ class PageSection:
 class PublishedPage:
     """The newest page: its sections, each with the version that changed it."""
 
-    # a random text that another server, or another start of the job, does not have; a browser that
-    # has another one gets the whole page
+    # random, of this server and this start of the job; a browser with another gets the whole page
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
-    version: int = 0  # the version of the page; it grows with each change
-    sections: Mapping[str, PageSection] = field(default_factory=dict)  # the sections by name
+    version: int = 0  # it grows with each change
+    sections: Mapping[str, PageSection] = field(default_factory=dict)
 
     def with_sections(self, sections: Mapping[str, Any]) -> PublishedPage:
-        """Return the page with `sections` in place of those of these names; others stay."""
         version, new = self.version + 1, dict(self.sections)
         for name, value in sections.items():
             content = json_text(value)
@@ -152,7 +147,6 @@ class PageWatcher(ABC):
 
     @property
     def pause_s(self) -> float:
-        """The seconds between two turns."""
         return TURN_S
 
     @abstractmethod
@@ -160,15 +154,12 @@ class PageWatcher(ABC):
         """Read what the page shows once, and publish it; what cannot be read is said there."""
 
     def publish(self, sections: dict[str, Any]) -> None:
-        """Put `sections` into the page, by name; others stay."""
         self.page = self.page.with_sections(sections)
 
     def notify(self, tone: str, text: str) -> None:
-        """Say in the page, in `tone`, that the rest of it is old, and why (`text`)."""
         self.publish({"notice": {"tone": tone, "text": text, "stale": True}})
 
     def _run(self) -> None:
-        """Take turns until the end."""
         while not self._ends.wait(self.pause_s):
             try:
                 self.turn()
@@ -227,20 +218,16 @@ class JobWatcher(PageWatcher):
         self._over = False
 
     def events(self, choice: EventChoice) -> Sequence[EventView]:
-        """Return the events that `choice` shows, the newest first."""
         return self._events.chosen(choice)
 
     def switch(self, generation: int) -> SwitchLoss | None:
-        """Return the cost of the switch into `generation`; None: it is not known."""
         return self._trace.timeline.switch_of(generation)
 
     @property
     def pause_s(self) -> float:
-        """The seconds between two turns: more of them once the job has ended."""
         return OVER_S if self._over else TURN_S
 
     def turn(self) -> None:
-        """Read the job once, and publish its page; what cannot be read is said there."""
         now_s = self._clock()
         try:
             reading = self._read(now_s)
@@ -273,7 +260,6 @@ class JobWatcher(PageWatcher):
         )
 
     def _show_outage(self, since_s: float, now_s: float) -> None:
-        """Say that ZooKeeper does not answer, with an incident about how far the workers are."""
         hosts, reading = self._store.session.hosts, self._reading
         trouble, text = local_trouble(hosts), away_in_words(hosts, since_s, now_s)
         if reading is None or reading.snapshot.job.state.over:
@@ -289,7 +275,6 @@ class JobWatcher(PageWatcher):
         self._notify("bad", f"{text} Only the first entry of what happened is new.", lasts)
 
     def _notify(self, tone: str, text: str, outage: IncidentView | None = None) -> None:
-        """Say in the page that it is old, and why."""
         if self._reading is not None:
             reading = self._reading
             status = job_status(reading.snapshot, reading.zookeeper)
@@ -301,7 +286,6 @@ class JobWatcher(PageWatcher):
         self.notify(tone, text)
 
     def _read(self, now_s: float) -> JobObservation:
-        """Return what ZooKeeper has of the job at `now_s`; its new events go into the trace."""
         store = self._store
         snapshot: Snapshot = store.snapshot(ignore_changes)
         if snapshot.job.created != self._created:

@@ -1,8 +1,7 @@
 """Write the page of a job into one HTML file that needs no server and no internet.
 
-It is the dashboard's own page: its scripts and styles stand in the file, and so do the job's
-sections, events and switches as JSON. A module cannot import another one from a file on disk, so
-each is a ``data:`` address, which an import map gives a name.
+Scripts, styles and the job's data stand in the file. A module cannot import another one from a file
+on disk, so each is a ``data:`` address, which an import map gives a name.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ _IMPORTED = re.compile(r'(from ")\./(?:[\w-]+/)*([\w.-]+")')
 
 
 def report_page(watcher: JobWatcher) -> str:
-    """Return the page of a job as the text of an HTML file."""
     events = watcher.events(EventChoice(limit=MAX_EVENTS))
     generations = {event.generation for event in events}
     switches = {number: watcher.switch(number) for number in sorted(generations)}

@@ -48,7 +48,6 @@ CONNECTIONS = 256  # at most; further requests get 503
 END_S = 3.0  # for the requests that are being answered
 IDLE_LOOK_S = 15  # between two looks for pages of jobs that nobody looks at
 WHAT = "the dashboard"
-
 Say = Callable[[str], None]  # shows a sentence to whoever has started this process
 
 # Opens the records of the cluster in a new session, as the one who looks may read them.
@@ -58,7 +57,6 @@ OpenCluster = Callable[[], AbstractContextManager[ClusterStore]]
 def run_dashboard(
     store: JobStore, listen: ListenAddress, say: Say, has_actions: bool = False
 ) -> None:
-    """Serve the page of a job until SIGTERM or Ctrl-C, also after the job's end."""
     access = store.session.access
     if access is None:
         raise UsageError(f"the secret of job {store.name} is not known here")
@@ -77,8 +75,6 @@ def run_dashboard(
 def run_cluster_dashboard(
     open_cluster: OpenCluster, listen: ListenAddress, say: Say, has_actions: bool = False
 ) -> None:
-    """Serve the page of a cluster, and those of its jobs, until SIGTERM or Ctrl-C."""
-
     @contextmanager
     def open_job(job: str) -> Iterator[JobStore]:
         with open_cluster() as cluster:
@@ -114,7 +110,6 @@ def run_cluster_dashboard(
 
 
 def access_of_job(cluster: ClusterStore, job: str) -> Access:
-    """Return the full name and the secret of a cluster's job, as far as the user may read them."""
     found = cluster.jobs.get(job)
     secret = cluster.jobs.secret(found.name)
     if secret is None:
@@ -133,7 +128,6 @@ def _serve(
     say: Say,
     tidy: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Serve `app` until SIGTERM or Ctrl-C, and say at which address."""
     config = server_config(app, CONNECTIONS, END_S)
     config.http = SecureProtocol
     config.callback_notify, config.timeout_notify = tidy, IDLE_LOOK_S

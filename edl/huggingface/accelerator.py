@@ -103,7 +103,6 @@ class Accelerator(accelerate.Accelerator):
         return super().prepare(*args, device_placement=device_placement)
 
     def _model_of(self, optimizer: torch.optim.Optimizer, models: Iterable[Any]) -> Any:
-        """Return the model that `optimizer` trains, of `models` or of those prepared before."""
         own = {id(one) for group in optimizer.param_groups for one in group["params"]}
         for model in (*models, *self._models):
             if any(id(one) in own for one in model.parameters()):
@@ -114,8 +113,7 @@ class Accelerator(accelerate.Accelerator):
         """Return the job's loader of the training data, or a loader for evaluation.
 
         Raises:
-            UsageError: this is a second loader with ``shuffle=True``, or the training loader has a
-                sampler of its own.
+            UsageError: a second loader has ``shuffle=True``, or the first has a sampler of its own.
         """
         if isinstance(data_loader, edl.torch.DataLoader):
             return data_loader
@@ -135,10 +133,10 @@ class Accelerator(accelerate.Accelerator):
     def prepare_scheduler(self, scheduler: Any) -> Any:
         """Return an LR scheduler that counts the samples of the job, or its updates.
 
-        In Accelerate a scheduler makes one step for each batch of each process. Here it makes one
-        for as many samples as a batch (or the accumulated batches) of one worker has, so it keeps
-        its place in the data when workers come and go. In a loop over ``epochs(max_steps=n)`` or
-        ``steps(n)`` of the training loader it makes one step for each update.
+        It makes a step for as many samples as a batch (or the accumulated batches) of one worker
+        has, so it keeps its place in the data when workers come and go. In a loop over
+        ``epochs(max_steps=n)`` or ``steps(n)`` of the training loader it makes one step for each
+        update.
         """
         prepared = super().prepare_scheduler(scheduler)
         loader = self._training
@@ -158,19 +156,11 @@ class Accelerator(accelerate.Accelerator):
     # --- a step
 
     def no_sync(self, model: Any) -> AbstractContextManager[None]:
-        """Accumulate gradients on this worker, as ``edl.no_sync()`` does.
-
-        Args:
-            model: the model, which makes no difference.
-        """
+        """Accumulate gradients on this worker, as ``edl.no_sync()`` does, for any ``model``."""
         return edl.torch.no_sync()
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """Return ``dataloader`` without its first batches, if it is one for evaluation.
-
-        Raises:
-            UsageError: it is the training loader.
-        """
+        """Return ``dataloader``, unless it is the training loader, without its first batches."""
         if isinstance(dataloader, edl.torch.DataLoader):
             raise UsageError(NO_SKIP)
         return super().skip_first_batches(dataloader, num_batches)
@@ -180,15 +170,10 @@ class Accelerator(accelerate.Accelerator):
     def gather(self, tensor: Any) -> Any:
         """Return the tensors of all workers, one after the other along the first dimension.
 
-        All workers call it at the same point: before ``backward()``, or after the update. In a loop
-        over a loader for evaluation, and outside of the training, the result is this worker's own
-        tensor, since each worker evaluates all of the data.
-
-        Args:
-            tensor: a tensor, or nested containers of tensors.
-
-        Raises:
-            UsageError: the call is between ``backward()`` and ``optimizer.step()``.
+        All workers call it at the same point: before ``backward()``, or after the update; in
+        between it raises UsageError. In a loop over a loader for evaluation, and outside of the
+        training, the result is this worker's own tensor, since each worker evaluates all of the
+        data. ``tensor`` may be nested containers of tensors.
         """
 
         def gathered(one: torch.Tensor) -> torch.Tensor:
@@ -202,14 +187,6 @@ class Accelerator(accelerate.Accelerator):
 
         A worker that has no samples left in an epoch before the others do gets a padding batch,
         whose samples another worker may have trained.
-
-        Args:
-            input_data: a tensor with a row for each sample of the batch, or nested containers of
-                such tensors.
-            use_gather_object: as for ``accelerate.Accelerator.gather_for_metrics``.
-
-        Raises:
-            UsageError: the call is between ``backward()`` and ``optimizer.step()``.
         """
         if (loader := self._training_now) is not None and loader.has_padding:
             input_data = recursively_apply(_no_rows, input_data)
@@ -220,12 +197,8 @@ class Accelerator(accelerate.Accelerator):
 
         Args:
             tensor: a tensor, or nested containers of tensors, of one shape on all workers.
-            reduction: "sum", "mean" or "none".
+            reduction: "sum", "mean" or "none"; else UsageError is raised.
             scale: the result is multiplied by it.
-
-        Raises:
-            UsageError: the call is between ``backward()`` and ``optimizer.step()``, or another
-                reduction is asked for.
         """
         if reduction not in ("sum", "mean", "none"):
             raise UsageError(
@@ -257,9 +230,7 @@ class Accelerator(accelerate.Accelerator):
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
         """Give each worker a part of ``inputs``, as Accelerate does with as many processes.
 
-        Args:
-            inputs: a list, a tuple, a tensor, a data set, or a dict of these of equal length.
-            apply_padding: whether the last element is repeated until all parts are equally long.
+        With ``apply_padding`` the last element is repeated until all parts are equally long.
         """
         size, rank = edl.torch.size(), edl.torch.rank()
         yield _part(inputs, min(rank, size - 1), size, apply_padding)
@@ -268,8 +239,7 @@ class Accelerator(accelerate.Accelerator):
     def main_process_first(self) -> Iterator[None]:
         """Let rank 0 run the body before the others; with several hosts, the first of each host.
 
-        Raises:
-            UsageError: the first one does not end the body in an hour.
+        If it takes longer than an hour, UsageError is raised.
         """
         self._first_calls += 1
         with goes_first(self._first_calls):
@@ -297,11 +267,9 @@ class Accelerator(accelerate.Accelerator):
     def on_process(
         self, function: Callable[..., Any] | None = None, process_index: int | None = None
     ) -> Any:
-        """Return ``function`` wrapped, so that a call does something on one rank only.
+        """Return ``function`` wrapped, so that a call does something on one rank; -1: the last.
 
-        Args:
-            function: the function; None: the result is a decorator.
-            process_index: the rank; -1: the last one.
+        Without a function the result is a decorator.
         """
         if function is None:
             return functools.partial(self.on_process, process_index=process_index)
@@ -317,21 +285,11 @@ class Accelerator(accelerate.Accelerator):
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Any:
-        """Return what :meth:`on_process` does, as ranks on a host are ranks of the job here.
-
-        Args:
-            function: as for :meth:`on_process`.
-            local_process_index: the rank.
-        """
+        """Return what :meth:`on_process` does, as ranks on a host are ranks of the job here."""
         return self.on_process(function, local_process_index)
 
     def init_trackers(self, *arguments: Any, **named: Any) -> None:
-        """Start the trackers on rank 0; a later rank 0 starts its own when it logs.
-
-        Args:
-            arguments: as for ``accelerate.Accelerator.init_trackers``.
-            named: the same, by name.
-        """
+        """Start the trackers on rank 0; a later rank 0 starts its own when it logs."""
         self._asked_trackers = arguments, named
         self._start_trackers()
 
@@ -341,22 +299,13 @@ class Accelerator(accelerate.Accelerator):
             super().init_trackers(*arguments, **named)
 
     def log(self, values: Any, *arguments: Any, **named: Any) -> None:
-        """Log ``values`` to the trackers, on rank 0 only.
-
-        Args:
-            values: numbers and texts, by name.
-            arguments: as for ``accelerate.Accelerator.log``.
-            named: the same, by name.
-        """
+        """Log ``values``, numbers and texts by name, to the trackers, on rank 0 only."""
         if self.is_main_process:
             self._start_trackers()
             super().log(values, *arguments, **named)
 
     def save_state(self, *arguments: Any, **named: Any) -> Any:
-        """Save models, optimizers and schedulers on rank 0; return the folder there, else None.
-
-        The place in the data is not saved: ``edl.checkpoint`` does that.
-        """
+        """Save the state without the place in the data, on rank 0; return the folder there."""
         return super().save_state(*arguments, **named) if self.is_main_process else None
 
 

@@ -26,7 +26,6 @@ class JobCallback(transformers.TrainerCallback):
         self.follow_rank(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write the job's epoch and the estimate of its last step into `state`."""
         self.follow_rank(args, state, control)
         edl.torch.api.end_batch()
         progress = process.current_worker().loader.progress

@@ -41,7 +41,6 @@ class PartResult:
 
 
 def can_share(trainer: Any, loader: Any) -> bool:
-    """Return whether the workers may evaluate a part of the batches of `loader` each."""
     # With batch_eval_metrics an object of the script's adds up the metrics, batch by batch.
     if trainer.args.batch_eval_metrics or not isinstance(loader, DataLoader):
         return False
@@ -58,10 +57,7 @@ def can_share(trainer: Any, loader: Any) -> bool:
 def evaluate_shared(
     trainer: Any, loop: Callable[[Any], Any], loader: DataLoader[Any], prefix: str
 ) -> Any:
-    """Evaluate all batches of `loader` on all workers together; return the job's result.
-
-    All workers call it between two steps, and get the same `EvalLoopOutput`, in the data's order.
-    """
+    """Evaluate all batches of `loader` together, between two steps; all get the same output."""
     batches: Any = loader.batch_sampler
     indices = list(batches)
     found: dict[Span, PartResult] = {}
@@ -94,7 +90,6 @@ def _part(loader: DataLoader[Any], batches: Sequence[list[int]]) -> DataLoader[A
 
 
 def _evaluate(trainer: Any, loop: Callable[[Any], Any], loader: DataLoader[Any]) -> PartResult:
-    """Evaluate the batches of `loader` on this worker, without metrics."""
     step, compute = trainer.prediction_step, trainer.compute_metrics
     losses: list[float] = []
     samples: list[int] = []
@@ -126,7 +121,6 @@ def _evaluate(trainer: Any, loop: Callable[[Any], Any], loader: DataLoader[Any])
 
 @contextmanager
 def _attributes(target: Any, **values: Any) -> Iterator[None]:
-    """Set attributes of an object, and set or delete them as before at the end."""
     before = {name: vars(target)[name] for name in values if name in vars(target)}
     vars(target).update(values)
     try:
@@ -140,7 +134,6 @@ def _attributes(target: Any, **values: Any) -> Iterator[None]:
 
 
 def _output(trainer: Any, parts: Sequence[PartResult], total: int, prefix: str) -> Any:
-    """Return the `EvalLoopOutput` of `parts`, which are in the order of the data set."""
     args = trainer.args
     concat = args.eval_do_concat_batches
     predictions = _together([part.predictions for part in parts], concat)
@@ -172,7 +165,6 @@ def _output(trainer: Any, parts: Sequence[PartResult], total: int, prefix: str) 
 
 
 def _together(values: Sequence[Any], concat: bool) -> Any:
-    """Return nested arrays of consecutive batches as one; None if there are none."""
     present = [each for each in values if each is not None]
     if not present:
         return None

@@ -65,7 +65,6 @@ class TrainerJobState:
                     setattr(one, name, value)
 
     def put_totals(self) -> None:
-        """Set the job's totals in the `Trainer`, which has set its own when it began to train."""
         for name, value in self._totals.items():
             setattr(self._trainer, name, value)
         self._totals = {}

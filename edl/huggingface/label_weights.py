@@ -1,7 +1,4 @@
-"""Let each label of a step count alike, over all workers and batches: :class:`LabelWeights`.
-
-The factors are those of :mod:`edl.step.weighting`.
-"""
+"""Let each label of a step count alike, over all workers and batches."""
 
 from __future__ import annotations
 
@@ -61,10 +58,7 @@ class LabelWeights:
         self._samples = self._labels = 0
 
     def begin_batch(self, samples: int, labels: int, batches: int, is_last: bool) -> int:
-        """Set `loss_factor` for a batch, and return how many of its labels count.
-
-        All workers call it before the forward pass: they exchange numbers in the step's last batch.
-        """
+        """Set `loss_factor` for a batch; all call it before the forward pass. Return its labels."""
         skip_loss_check()
         counted = labels if samples else 0  # a padding batch has no samples
         self.loss_factor = batch_factor(samples, counted, batches)
@@ -88,7 +82,6 @@ class LabelWeights:
             torch._foreach_mul_(gradients, step_factor(counts, averaged))
 
     def _exchange(self) -> list[Counts]:
-        """Return what each worker trains in the open step; all call it in its last batch."""
         own = Counts(process.current_worker().id, self._samples, self._labels)
         answers = exchange(np.array(own, dtype=np.int64).tobytes())
         return [Counts(*np.frombuffer(one, dtype=np.int64).tolist()) for one in answers]

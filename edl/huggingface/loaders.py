@@ -1,7 +1,4 @@
-"""The training loader of an Accelerate script: :class:`TrainingDataLoader`.
-
-Hugging Face's libraries are not imported here.
-"""
+"""The training loader of an Accelerate script, without an import of Hugging Face's libraries."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Tell Hugging Face's libraries which rank and which device this worker has.
 
 Accelerate keeps the process's rank in a state that all of its objects share, and reads it anew for
-each decision: who logs, who saves, who shows a progress bar. Without a process group of
-``torch.distributed`` it would be 0 on every worker. The number of processes stays 1 there, so
-Accelerate exchanges nothing: that is edl's part.
+each decision: who logs, who saves. Without a process group it would be 0 on every worker. The
+number of processes stays 1 there, so Accelerate exchanges nothing: that is edl's part.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ KEPT_S = 24 * 3600.0  # a file by which it says that it is done
 
 
 def follow_rank() -> None:
-    """Set Accelerate's process index to this worker's present rank, in the states that exist."""
     rank = process.rank()  # for the local index too: what a host does once, the job does once
     for state in (PartialState, AcceleratorState):
         shared: dict[str, Any] = state._shared_state

@@ -1,7 +1,6 @@
 """Decide which options of a ``Trainer`` an elastic job refuses, and say what to write instead.
 
-Each function takes values and returns a sentence, or None if nothing is to be refused. Hugging
-Face's libraries are not imported here.
+Hugging Face's libraries are not imported here.
 """
 
 from __future__ import annotations
@@ -22,11 +21,7 @@ SAME_ORDER = (
 
 
 def from_all(what: str, value: Any) -> list[Any]:
-    """Return the pickled values of all workers in rank order; `what` names the script's call.
-
-    Before and after the training, and in a warm-up, the answer is this worker's own value. If a
-    worker dies meanwhile, the survivors get the same answer.
-    """
+    """Return the pickled values of all workers in rank order; `what` names the script's call."""
     return exchange_objects(what, value, SAME_ORDER)
 
 
@@ -35,37 +30,28 @@ def from_rank_0(what: str, value: Any) -> Any:
 
 
 WHOLE_MODEL = "each worker of the job holds the whole model, and edl averages the gradients"
-
 ONE_TRAINING = (
     "an elastic job is one training, which newcomers join; start a job for each of several"
 )
-
 LEAVE_OUT = f"{WHOLE_MODEL}; leave it out"
-
 NO_RETRY = (
     "it begins the training again with a smaller batch, on one worker only; set "
     "per_device_train_batch_size to what fits into the memory of every worker"
 )
-
 IN_ORDER = (
     "batches out of order would break the link between batches and leases, by which each sample is "
     "trained once; leave it out"
 )
-
 SIGTERM_LEAVES = (
     "a worker that gets SIGTERM leaves the job, and the others train on; leave it out, and call "
     "edl.checkpoint(directory) for the end of the whole job"
 )
-
 ONE_SAVES = (
     "rank 0 saves, and may be on another host later; leave it out, and give an output_dir that all "
     "hosts share"
 )
-
 OWN_READS = "each worker reads the samples that it trains; leave it out"
-
 ONE_BATCH = "the batch size is that of one worker; leave it out"
-
 PLUGINS = (
     "deepspeed_plugin",
     "deepspeed_plugins",
@@ -74,7 +60,6 @@ PLUGINS = (
     "torch_tp_plugin",
     "parallelism_config",
 )
-
 UPDATES_EARLY = (
     "it updates parameters inside of backward(), before their gradients are averaged over the "
     "workers; take another optimizer"
@@ -84,22 +69,14 @@ EARLY_OPTIMIZERS = ("lomo", "layerwise")
 
 
 def refused_option(args: Any) -> str | None:
-    """Return why an elastic job cannot train with the options `args`; None if it can."""
-    for name, value, why in _rules(args):
-        if value:
-            return f"edl.huggingface.Trainer does not take {name}: {why}"
-    return None
-
-
-def _rules(args: Any) -> list[tuple[str, Any, str]]:
-    """Return the rules as tuples: the option as users write it, whether it is set, and why not."""
     strategy, optimizer = option_text(args.train_sampling_strategy), option_text(args.optim)
     config = args.accelerator_config
     dispatches = getattr(config, "dispatch_batches", None)
     splits = getattr(config, "split_batches", None)
     updates_early = any(word in optimizer for word in EARLY_OPTIMIZERS)
     ledger = 'the job\'s ledger decides which worker trains what; take "random" or "sequential"'
-    return [
+    # the option as users write it, whether it is set, and why not
+    rules: list[tuple[str, Any, str]] = [
         ("deepspeed=...", args.deepspeed, LEAVE_OUT),
         ("fsdp=...", args.fsdp, LEAVE_OUT),
         ("parallelism_config=...", args.parallelism_config, LEAVE_OUT),
@@ -115,29 +92,23 @@ def _rules(args: Any) -> list[tuple[str, Any, str]]:
             ledger,
         ),
         ("dataloader_in_order=False", not args.dataloader_in_order, IN_ORDER),
-        (
-            "accelerator_config with dispatch_batches=True",
-            dispatches,
-            OWN_READS,
-        ),
-        (
-            "accelerator_config with split_batches=True",
-            splits,
-            ONE_BATCH,
-        ),
+        ("accelerator_config with dispatch_batches=True", dispatches, OWN_READS),
+        ("accelerator_config with split_batches=True", splits, ONE_BATCH),
         ("enable_jit_checkpoint=True", args.enable_jit_checkpoint, SIGTERM_LEAVES),
         ("save_on_each_node=True", args.save_on_each_node, ONE_SAVES),
         (f'optim="{optimizer}"', updates_early, UPDATES_EARLY),
     ]
+    for name, value, why in rules:
+        if value:
+            return f"edl.huggingface.Trainer does not take {name}: {why}"
+    return None
 
 
 def option_text(option: Any) -> str:
-    """Return the text of an option that is a text or an enumeration of texts."""
     return str(getattr(option, "value", option))
 
 
 def refused_plugin(given: Mapping[str, Any]) -> str | None:
-    """Return why an elastic job cannot train with these arguments of an `Accelerator`, or None."""
     for name in PLUGINS:
         if given.get(name) is not None:
             return f"edl.huggingface.Accelerator does not take {name}: {LEAVE_OUT}"
@@ -149,7 +120,6 @@ def refused_plugin(given: Mapping[str, Any]) -> str | None:
 
 
 def refused_model(model: Any) -> str | None:
-    """Return why an elastic job cannot train `model`; None if it can."""
     sharded = getattr(model, "is_distributed_loading_by_transformers", False)
     if sharded or (getattr(model, "tp_size", None) or 1) > 1:
         return (

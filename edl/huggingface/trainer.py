@@ -1,9 +1,8 @@
 """Provide ``edl.huggingface.Trainer``: Hugging Face's ``Trainer``, with workers that come and go.
 
 :class:`ElasticTrainerMixin` overrides methods of ``transformers.Trainer`` (tried with release
-5.24). The loop of each epoch, the callbacks, the clipping and the logs stay Hugging Face's own. It
-changes where batches come from, when an epoch and the training end, which worker saves and logs,
-and what a newcomer does before it joins.
+5.24). It changes where batches come from, when an epoch and the training end, which worker saves
+and logs, and what a newcomer does before it joins.
 """
 
 from __future__ import annotations
@@ -41,9 +40,7 @@ from edl.torch.lr_schedules import InSamples
 
 # What the mixin overrides is of the class that follows it in the bases of a subclass.
 Base: Any = transformers.Trainer if TYPE_CHECKING else object
-
 logger = logging.getLogger(__name__)
-
 MANY = sys.maxsize  # steps of an epoch, whose true number is known at its end
 NO_RESUME = (
     "trainer.train(resume_from_checkpoint=...) would train samples of the interrupted epoch twice; "
@@ -97,7 +94,6 @@ class ElasticTrainerMixin(Base):
 
     @staticmethod
     def _check(args: Any, model: Any) -> None:
-        """Raise UsageError for options or a model that cannot work in an elastic job."""
         why = refused_option(args) or refused_model(model)
         if why is not None:
             raise UsageError(why)
@@ -113,7 +109,7 @@ class ElasticTrainerMixin(Base):
             resume_from_checkpoint: None or False. A newcomer ignores a value, because it gets the
                 job's state; so does a job with ``edl.checkpoint``, which resumes by that.
             arguments: further arguments of ``transformers.Trainer.train``.
-            named: further arguments of ``transformers.Trainer.train``, by name.
+            named: the same, by name.
 
         Raises:
             UsageError: the job has trained before, or is to resume from a checkpoint of Hugging
@@ -128,11 +124,7 @@ class ElasticTrainerMixin(Base):
         return super().train(None, *arguments, **named)
 
     def hyperparameter_search(self, *_: Any, **__: Any) -> Any:
-        """Refuse a search, which trains several times.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse a search, which trains several times, by a UsageError."""
         raise UsageError(f"edl.huggingface.Trainer has no hyperparameter_search(): {ONE_TRAINING}")
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -181,8 +173,7 @@ class ElasticTrainerMixin(Base):
     def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple[Any, ...]:
         """Return the numbers of the training, without a limit to the number of epochs.
 
-        The job's loader ends the training. ``max_steps`` is computed for the number of workers with
-        which the job began, as an estimate, unless the script gives it.
+        ``max_steps`` is an estimate for the first number of workers, unless the script gives it.
         """
         values = super().set_initial_training_values(args, dataloader)
         self._steps_per_epoch = values[1]
@@ -200,23 +191,20 @@ class ElasticTrainerMixin(Base):
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Create the LR scheduler, which counts samples if the script trains by epochs.
 
-        So warm-up and decay keep their places in the data when the number of steps changes with
-        the number of workers. With ``max_steps`` it counts steps.
+        So warm-up and decay keep their places in the data when the number of workers changes.
         """
         raw = without_wrapper(self.optimizer if optimizer is None else optimizer)
         scheduler = super().create_scheduler(num_training_steps, raw)
-        if self._created_lr_scheduler and self.args.max_steps <= 0 and self._steps_per_epoch:
-            self.lr_scheduler = self._in_samples(scheduler)
+        by_epochs = self.args.max_steps <= 0 and self._steps_per_epoch
+        kinds = torch.optim.lr_scheduler
+        counts = isinstance(scheduler, kinds.LRScheduler) and not isinstance(
+            scheduler, kinds.ReduceLROnPlateau
+        )
+        if self._created_lr_scheduler and by_epochs and counts:
+            samples = len(self.train_dataset)
+            batch = math.ceil(samples / self._steps_per_epoch)
+            self.lr_scheduler = InSamples(scheduler, batch, samples)
         return self.lr_scheduler
-
-    def _in_samples(self, scheduler: Any) -> Any:
-        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) or not isinstance(
-            scheduler, torch.optim.lr_scheduler.LRScheduler
-        ):
-            return scheduler
-        samples = len(self.train_dataset)
-        batch = math.ceil(samples / self._steps_per_epoch)
-        return InSamples(scheduler, batch, samples)
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any
@@ -266,7 +254,6 @@ class ElasticTrainerMixin(Base):
     # --- the loop
 
     def _run_epoch(self, **arguments: Any) -> None:
-        """Train one epoch of the job, or what is left of it when this worker joins."""
         if self._epoch is None:
             self.control.should_training_stop = True
             return
@@ -279,10 +266,6 @@ class ElasticTrainerMixin(Base):
         }
         self._in_epoch = True
         super()._run_epoch(**arguments)
-        self._end_epoch()
-
-    def _end_epoch(self) -> None:
-        """Go to the job's next epoch, or end the training on all workers together."""
         assert self._loader is not None
         if self.control.should_training_stop:
             self._loader.stop()
@@ -296,10 +279,9 @@ class ElasticTrainerMixin(Base):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
     ) -> tuple[Any, None]:
-        """Return the batches of one step, which are loaded one after the other.
+        """Return the batches of one step, none at the end of the epoch.
 
-        The first one is loaded here; it begins the step, and workers come and go before it. At the
-        end of the epoch there is none.
+        Loading the first one begins the step, and workers come and go before it.
         """
         first = next(epoch_iterator, None)
         if first is None:
@@ -309,11 +291,7 @@ class ElasticTrainerMixin(Base):
         return _BatchGroup(first, epoch_iterator, num_batches), None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """Train one batch as ``transformers.Trainer`` does, with its weight in the job's step.
-
-        Returns:
-            The mean loss of the batch, divided by the number of accumulated batches.
-        """
+        """Train one batch with its weight in the step; return its mean loss over the passes."""
         passes = self.args.gradient_accumulation_steps
         self.current_gradient_accumulation_steps = passes
         samples = edl.torch.batch_weight()
@@ -364,7 +342,6 @@ class ElasticTrainerMixin(Base):
         tr_loss.fill_(mean * (self.state.global_step - self._globalstep_last_logged))
 
     def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, *rest: Any, **named: Any) -> None:
-        """Log the mean loss of all workers, and evaluate and save when it is time."""
         if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
             self._share_mean_loss(tr_loss)
             self._job_callback.follow_rank(self.args, self.state, self.control)
@@ -388,14 +365,8 @@ class ElasticTrainerMixin(Base):
 
         The metrics are those of all samples, on all workers the numbers of rank 0. So early
         stopping, the best model and ``ReduceLROnPlateau`` decide alike. Before and after the
-        training, and where the data cannot be shared, each worker evaluates all of them.
-
-        Args:
-            dataloader: the loader of the data.
-            description: what the log calls the evaluation.
-            prediction_loss_only: whether only the loss is wanted; None: as the options say.
-            ignore_keys: outputs of the model that are no predictions.
-            metric_key_prefix: what the names of the metrics begin with.
+        training, and where the data cannot be shared, each worker evaluates all of them. The
+        arguments are those of ``transformers.Trainer.evaluation_loop``.
         """
         base = super().evaluation_loop
 

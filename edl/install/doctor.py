@@ -1,7 +1,6 @@
 """Check whether this machine can run edl: :func:`checks` yields a row for each check.
 
-Nothing is changed. Short-lived processes that import Horovod, or ask CMake for its version, are
-started, and a session with the configured ZooKeeper server is opened.
+Nothing is changed; processes that import Horovod, and a session with ZooKeeper, are opened.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import edl
 from edl import config, horovod_build
 from edl.errors import ConfigError
 from edl.install import horovod_wheel, toolchain
-from edl.install import horovod_wheel as horovod_patches
 from edl.install.installation import import_failure
 
 DISTRIBUTION = "edl-horovod"
@@ -44,16 +42,17 @@ class CheckResult(enum.Enum):
 class Check:
     """One row of the report of `edl doctor`: what was checked, what was found, and what to do."""
 
-    name: str  # what was checked, such as "Java" or "Horovod for PyTorch"
-    state: CheckResult  # the result: all as it should be, limited, or failed
-    found: str  # what was found, for people, such as a version, a path or an error
-    remedy: str = ""  # what to do about it, for people; empty if there is nothing to do
+    name: str
+    state: CheckResult
+    found: str  # such as a version, a path or an error
+    remedy: str = ""  # what to do about it
 
 
 def checks() -> Iterator[Check]:
-    """Run all checks of this machine, and yield a row for each as soon as it is known."""
-    yield _python()
-    yield _import_name(_providers("edl"))
+    python = f"{platform.python_version()}, {sys.executable}"
+    yield Check("Python", CheckResult.OK, python)
+    names = importlib.metadata.packages_distributions().get("edl", ())
+    yield _import_name(frozenset(name.lower().replace("_", "-") for name in names))
     versions = {module: horovod_wheel.framework_version(module) for module in FRAMEWORKS}
     yield from _frameworks(versions)
     yield from _horovod(versions)
@@ -62,16 +61,10 @@ def checks() -> Iterator[Check]:
 
 
 def usable(rows: Iterable[Check]) -> bool:
-    """Return whether edl works on this machine, perhaps with limits: none of `rows` is FAILED."""
     return all(row.state is not CheckResult.FAILED for row in rows)
 
 
-def _python() -> Check:
-    return Check("Python", CheckResult.OK, f"{platform.python_version()}, {sys.executable}")
-
-
 def _import_name(providers: frozenset[str]) -> Check:
-    """Return a row that says whether `import edl` imports this package; FAILED if not."""
     name = "import edl"
     where = str(edl.__file__)
     ours = Path(__file__).resolve().parents[1] / "__init__.py"
@@ -95,13 +88,7 @@ def _import_name(providers: frozenset[str]) -> Check:
     return Check(name, CheckResult.OK, f"{edl.__version__}, {where}")
 
 
-def _providers(module: str) -> frozenset[str]:
-    names = importlib.metadata.packages_distributions().get(module, ())
-    return frozenset(name.lower().replace("_", "-") for name in names)
-
-
 def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
-    """Yield a row for PyTorch and one for TensorFlow; FAILED if neither is installed."""
     none = not any(versions.values())
     for module, title in FRAMEWORKS.items():
         if version := versions[module]:
@@ -114,7 +101,6 @@ def _frameworks(versions: dict[str, str | None]) -> Iterator[Check]:
 
 
 def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
-    """Yield rows on whether Horovod is there, works with each framework, and has the patches."""
     try:
         version = importlib.metadata.version("horovod")
     except importlib.metadata.PackageNotFoundError:
@@ -143,8 +129,7 @@ def _horovod(versions: dict[str, str | None]) -> Iterator[Check]:
 
 
 def _patches(marker: Mapping[str, Any]) -> Iterator[Check]:
-    """Yield the rows of `edl doctor` about edl's patches in the installed Horovod."""
-    missing = horovod_patches.missing(marker)
+    missing = horovod_wheel.missing(marker)
     for patch in missing:
         yield Check(
             f"Horovod patch {patch.name}", CheckResult.LIMITED, f"missing: {patch.lost}", BUILD
@@ -154,7 +139,6 @@ def _patches(marker: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _build_tools(needless: bool) -> Iterator[Check]:
-    """Yield a row for each tool that compiles Horovod; FAILED if it is missing and needed."""
     worst = CheckResult.OK if needless else CheckResult.FAILED
     for tool in toolchain.tools():
         if tool.found:
@@ -167,7 +151,6 @@ def _build_tools(needless: bool) -> Iterator[Check]:
 
 
 def _zookeeper() -> Iterator[Check]:
-    """Yield rows about the configured ZooKeeper server and the programs that a local one needs."""
     try:
         settings = config.load()
     except ConfigError as error:
@@ -178,8 +161,10 @@ def _zookeeper() -> Iterator[Check]:
         yield _reachable(hosts, settings.connect_timeout_s)
     worst = CheckResult.OK if hosts else CheckResult.FAILED
     environ = config.environment()
+    home = environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))
     needs: tuple[tuple[str, str | None, str], ...] = (
-        ("Java", _java(environ), "openjdk-17-jre-headless"),
+        ("Java", java, "openjdk-17-jre-headless"),
         ("ZooKeeper", _zookeeper_jar(environ), "zookeeper"),
     )
     for name, found, package in needs:
@@ -192,14 +177,8 @@ def _zookeeper() -> Iterator[Check]:
             yield Check(name, worst, "not found", remedy)
 
 
-# These two look where edl.zookeeper.local_server looks.
-def _java(environ: Mapping[str, str]) -> str | None:
-    home = environ.get("JAVA_HOME")
-    return shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH"))
-
-
+# It looks where edl.zookeeper.local_server looks, as `_zookeeper` does for Java.
 def _zookeeper_jar(environ: Mapping[str, str]) -> str | None:
-    """Return the path of ZooKeeper's jar file; None if it is not found."""
     named = environ.get("ZOOKEEPER_HOME")
     homes = [Path(named)] if named else sorted(Path("/opt").glob("zookeeper*"), reverse=True)
     for home in homes:
@@ -209,7 +188,6 @@ def _zookeeper_jar(environ: Mapping[str, str]) -> str | None:
 
 
 def _reachable(hosts: str, timeout_s: float) -> Check:
-    """Return a row that says whether a ZooKeeper server answers; FAILED if none does in time."""
     name = "ZooKeeper server"
     if _connects(hosts, timeout_s):
         return Check(name, CheckResult.OK, f"{hosts} answers")
@@ -218,7 +196,6 @@ def _reachable(hosts: str, timeout_s: float) -> Check:
 
 
 def _connects(hosts: str, timeout_s: float) -> bool:
-    """Return whether a ZooKeeper session can be opened; the session is closed again."""
     from kazoo.client import KazooClient  # slow to import, and only needed here
     from kazoo.exceptions import KazooException
 

@@ -1,10 +1,8 @@
 """Build Horovod 0.28.1 once for the frameworks of the running interpreter, and cache the wheel.
 
-The cache entry of a wheel is named by everything that decides its content: Horovod's version, the
-patches, Python, PyTorch, TensorFlow, the machine's architecture and Horovod's own build variables
-(:class:`Recipe`). A cache entry appears by one rename, so it is complete or does not exist. Several
-builds of the same wheel wait for each other. `edl build-horovod` calls :func:`recipe`, and
-:func:`build`, also through :func:`edl.install.installation.provide`, which installs the wheel.
+The cache entry of a wheel is named by everything that decides its content (:class:`Recipe`). It
+appears by one rename, so it is complete or does not exist; builds of the same wheel wait for each
+other.
 """
 
 from __future__ import annotations
@@ -36,8 +34,6 @@ from edl import config
 from edl.errors import BuildError
 from edl.horovod_build import MARKER
 from edl.install import toolchain
-from edl.install import toolchain as compilers
-from edl.install import toolchain as progress
 
 # ------------------------------------------------------------
 # Apply edl's patches to the source of Horovod 0.28.1 before it is built.
@@ -54,15 +50,10 @@ from edl.install import toolchain as progress
 
 
 FOLDER = Path(__file__).with_name("patches")
-
 NO_XLA_OPS = "no-xla-ops"
-
 GPU_ONLY = frozenset({"broken-ring-ends-nccl"})
-
 APPLY_TIMEOUT_S = 60.0
-
 _NAME = re.compile(r"\d\d-(?P<name>[a-z0-9-]+)\.patch")
-
 _LOST = re.compile(r"^Lost without it: (.+?)\n\n", re.MULTILINE | re.DOTALL)
 
 
@@ -70,17 +61,23 @@ _LOST = re.compile(r"^Lost without it: (.+?)\n\n", re.MULTILINE | re.DOTALL)
 class Patch:
     """One patch to Horovod's source."""
 
-    name: str  # the name of the patch, without its number
-    path: Path  # the file of the patch
-    # what edl cannot promise with a Horovod that lacks the patch, for people; empty if the patch
-    # matters only for the build
-    lost: str
+    name: str  # without its number
+    path: Path
+    lost: str  # what edl cannot promise without it; empty: it matters only for the build
 
 
 @cache
 def patches(folder: Path = FOLDER) -> tuple[Patch, ...]:
     """Return all patches in a folder in the order of their names, in which they are applied."""
-    return tuple(_read(path) for path in sorted(folder.glob("*.patch")))
+    found = []
+    for path in sorted(folder.glob("*.patch")):
+        named = _NAME.fullmatch(path.name)
+        if named is None:
+            raise BuildError(f"{path} is not called NN-name.patch; install edl again")
+        reason, _, _ = path.read_text(encoding="utf-8").partition("--- a/")
+        lost = _LOST.search(reason)
+        found.append(Patch(named["name"], path, " ".join(lost[1].split()) if lost else ""))
+    return tuple(found)
 
 
 def fingerprint(folder: Path = FOLDER, *, gpu: bool) -> str:
@@ -91,14 +88,16 @@ def fingerprint(folder: Path = FOLDER, *, gpu: bool) -> str:
 
 
 def wanted(source: Path, tensorflow_include: Path | None, *, gpu: bool) -> tuple[Patch, ...]:
-    """Return the patches of edl that a build of Horovod needs, in the order to apply them."""
-    without_xla = tensorflow_include and _missing_xla_headers(source, tensorflow_include)
+    without_xla = False
+    if tensorflow_include is not None:  # which may lack headers of XLA that Horovod includes
+        text = (source / "horovod/tensorflow/xla_mpi_ops.cc").read_text(encoding="utf-8")
+        headers = re.findall(r'^#include "(tensorflow/[^"]+)"', text, re.MULTILINE)
+        without_xla = not all((tensorflow_include / header).is_file() for header in headers)
     needless = (frozenset() if gpu else GPU_ONLY) | ({NO_XLA_OPS} if not without_xla else set())
     return tuple(patch for patch in patches() if patch.name not in needless)
 
 
 def missing(marker: Mapping[str, Any]) -> tuple[Patch, ...]:
-    """Return the patches that an installed Horovod lacks, and without which edl promises less."""
     applied, gpu = marker.get("edits", ()), marker.get("gpu", True)
     return tuple(
         patch
@@ -108,7 +107,6 @@ def missing(marker: Mapping[str, Any]) -> tuple[Patch, ...]:
 
 
 def apply(source: Path, chosen: Iterable[Patch]) -> None:
-    """Apply patches to Horovod's source, by the program `patch`; the files are changed in place."""
     for patch in chosen:
         command = ["patch", "--strip=1", "--fuzz=0", "--forward", "--batch"]
         try:
@@ -132,46 +130,22 @@ def apply(source: Path, chosen: Iterable[Patch]) -> None:
 
 
 def write_marker(source: Path, chosen: Iterable[Patch], key: str, *, gpu: bool) -> None:
-    """Write the file by which a wheel of Horovod says which patches it was built with."""
     names = sorted(patch.name for patch in chosen)
     marker = {"edits": names, "fingerprint": fingerprint(gpu=gpu), "gpu": gpu, "key": key}
     (source / "horovod" / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
 
 
-def _read(path: Path) -> Patch:
-    """Return the name of the patch in the file `path`, the path, and what is lost without it."""
-    named = _NAME.fullmatch(path.name)
-    if named is None:
-        raise BuildError(f"{path} is not called NN-name.patch; install edl again")
-    reason, _, _ = path.read_text(encoding="utf-8").partition("--- a/")
-    lost = _LOST.search(reason)
-    return Patch(named["name"], path, " ".join(lost[1].split()) if lost else "")
-
-
-def _missing_xla_headers(source: Path, include: Path) -> tuple[str, ...]:
-    """Return the headers of XLA that Horovod's source includes and the folder `include` lacks."""
-    text = (source / "horovod/tensorflow/xla_mpi_ops.cc").read_text(encoding="utf-8")
-    headers = re.findall(r'^#include "(tensorflow/[^"]+)"', text, re.MULTILINE)
-    return tuple(header for header in headers if not (include / header).is_file())
-
-
 VERSION = "0.28.1"
-
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # of PyPI's sdist
-
 REQUIREMENTS = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi>=1.4.0")  # of Horovod itself
-
 BUILD_TOOLS = ("setuptools<81", "wheel")  # 81 drops pkg_resources, which setup_requires needs
-
 CMAKE = "cmake>=3.18,<4"  # 4 refuses the old cmake_minimum_required of the bundled Gloo
-
 VARIABLES = (  # Horovod's own build variables that are passed through ...
     "HOROVOD_BUILD_ARCH_FLAGS",
     "HOROVOD_CPU_OPERATIONS",
     "HOROVOD_DEBUG",
     "HOROVOD_WITHOUT_NVTX",
 )
-
 GPU_VARIABLES = (  # ... and those that need --gpu
     "HOROVOD_ALLOW_MIXED_GPU_IMPL",
     "HOROVOD_BUILD_CUDA_CC_LIST",
@@ -197,24 +171,17 @@ class Recipe:
     """Everything that decides the content of a wheel, besides Horovod's version and the patches."""
 
     python: str  # the cache tag and ABI flags of the interpreter, like "cpython-312"
-    machine: str  # the architecture of the machine, like "x86_64"
-    # the version of PyTorch, as `framework_version` returns it; None if it is not installed, and
-    # the wheel is built without it
-    torch: str | None
-    # the version of TensorFlow; None if it is not installed, and the wheel is built without it
+    machine: str  # its architecture, like "x86_64"
+    torch: str | None  # its version; None: the wheel is built without it
     tensorflow: str | None
-    # Horovod's build variables, pairs of name and value, sorted by name: those that the user has
-    # set, and the choice of NCCL for a GPU build
-    variables: tuple[tuple[str, str], ...]
+    variables: tuple[tuple[str, str], ...]  # of Horovod's build, those that the user has set
 
     @property
     def gpu(self) -> bool:
-        """Whether Horovod is built with operations on GPUs."""
         return any(name in GPU_VARIABLES for name, _ in self.variables)
 
     @property
     def key(self) -> str:
-        """The name of the wheel's entry in the cache."""
         patches = fingerprint(gpu=self.gpu)
         parts = [VERSION, patches, self.python, self.machine]
         parts.append(f"torch{self.torch}" if self.torch else "notorch")
@@ -225,7 +192,6 @@ class Recipe:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables (HOROVOD_*) that make Horovod's build follow this recipe."""
         return {
             f"HOROVOD_WITH{'' if self.torch else 'OUT'}_PYTORCH": "1",
             f"HOROVOD_WITH{'' if self.tensorflow else 'OUT'}_TENSORFLOW": "1",
@@ -237,7 +203,6 @@ class Recipe:
 
 
 def recipe(*, gpu: bool, environ: Mapping[str, str]) -> Recipe:
-    """Return the recipe of the wheel that fits the running interpreter and its frameworks."""
     torch, tensorflow = framework_version("torch"), framework_version("tensorflow")
     if torch is None and tensorflow is None:
         raise BuildError(
@@ -259,7 +224,6 @@ def recipe(*, gpu: bool, environ: Mapping[str, str]) -> Recipe:
 
 
 def framework_version(module: str) -> str | None:
-    """Return the version of the installed distribution that provides an import name."""
     if importlib.util.find_spec(module) is None:
         return None
     for name in importlib.metadata.packages_distributions().get(module, ()):
@@ -269,13 +233,11 @@ def framework_version(module: str) -> str | None:
 
 
 def cached(wanted: Recipe) -> Path | None:
-    """Return the path of the wheel in the cache that fits a recipe and edl's present patches."""
     wheels = sorted((cache_folder() / wanted.key).glob("horovod-*.whl"))
     return wheels[0] if wheels else None
 
 
 def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
-    """Return the path, in the cache, of a wheel of Horovod, which is built unless it is there."""
     if not force and (wheel := cached(wanted)):
         console.print(f"Horovod {VERSION}: wheel from the cache, {wheel}", soft_wrap=True)
         return wheel
@@ -284,7 +246,13 @@ def build(wanted: Recipe, *, force: bool, console: Console) -> Path:
             f"cannot compile Horovod: {', '.join(tool.name for tool in missing)} not found; "
             + "; ".join(tool.remedy for tool in missing)
         )
-    _refuse_space(wanted)
+    headers = _tensorflow_include(wanted)
+    # Horovod's build files separate TensorFlow's flags by spaces: it would fail after minutes.
+    if headers is not None and len(str(headers).split()) > 1:
+        raise BuildError(
+            f"Horovod cannot be compiled for the TensorFlow in {headers.parent}, for that path has "
+            "a space in it; put the virtual environment into a folder without one"
+        )
     environ = config.environment() | wanted.environment
     for_cuda = wanted.gpu and environ.get("HOROVOD_GPU") != "ROCM"
     if for_cuda and (failure := toolchain.cuda_failure(environ)):
@@ -304,7 +272,6 @@ class _Build:
         self.log = cache_folder() / f"{wanted.key}.log"
 
     def run(self) -> Path:
-        """Build the wheel, put it into the cache, and return its path there."""
         self.log.write_text("")
         # Horovod's CMake takes its directory for a regular expression: no "+cpu" in the path.
         prefix = f".build-{hashlib.sha256(self.recipe.key.encode()).hexdigest()[:12]}-"
@@ -314,9 +281,9 @@ class _Build:
             work = Path(folder)
             try:
                 self._run(work)
-            except progress.CommandFailed as error:
+            except toolchain.CommandFailed as error:
                 raise BuildError(
-                    f"building Horovod {VERSION} failed: {progress.error_line(error.tail)} "
+                    f"building Horovod {VERSION} failed: {toolchain.error_line(error.tail)} "
                     f"(all of it in {self.log})"
                 ) from error
             except OSError as error:
@@ -332,7 +299,6 @@ class _Build:
         return wheel
 
     def _run(self, work: Path) -> None:
-        """Fetch the tools and the source, apply the patches, and compile the wheel."""
         tools = work / "tools"
         cmake = () if toolchain.system_cmake() else (CMAKE,)
         pip_install = ("install", "--target", str(tools), *BUILD_TOOLS, *cmake, *REQUIREMENTS)
@@ -362,7 +328,6 @@ class _Build:
         self._check(next(out.glob("*.whl")))
 
     def _check(self, wheel: Path) -> None:
-        """Check that the wheel has Horovod's library for each framework of the recipe."""
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
         libraries = {"torch": self.recipe.torch, "tensorflow": self.recipe.tensorflow}
@@ -375,7 +340,6 @@ class _Build:
                 )
 
     def _source(self, work: Path, env: Mapping[str, str]) -> Path:
-        """Unpack Horovod's source into `work`, and return the folder with it."""
         archive = cache_folder() / f"horovod-{VERSION}.tar.gz"
         if not archive.is_file() or _sha256(archive) != SHA256:
             self._download(work, archive, env)
@@ -387,7 +351,6 @@ class _Build:
         return work / "source" / f"horovod-{VERSION}"
 
     def _download(self, work: Path, archive: Path, env: Mapping[str, str]) -> None:
-        """Download Horovod's source distribution, check it, and put it into the cache."""
         # pip knows the user's index, proxy and certificates. It asks each source distribution
         # for its metadata; without isolation that takes our setuptools and about a second.
         requirement = work / "requirements.txt"
@@ -415,10 +378,9 @@ class _Build:
         fetched.replace(archive)
 
     def _pip(self, *arguments: str, what: str, env: Mapping[str, str]) -> None:
-        """Run a command of pip, with its output in the log of the build."""
         command, *rest = arguments
         retries = ("--retries", "10")
-        progress.run_logged(
+        toolchain.run_logged(
             [sys.executable, "-m", "pip", command, *retries, *rest],
             what=what,
             log=self.log,
@@ -427,13 +389,12 @@ class _Build:
         )
 
     def _environment(self, tools: Path) -> dict[str, str]:
-        """Return all environment variables of the build: the user's, changed for this build."""
         env = {k: v for k, v in config.environment().items() if not k.startswith("HOROVOD_")}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tools), env.get("PYTHONPATH"))))
         if self.recipe.gpu:
             env["PATH"] = toolchain.cuda_path(env | self.recipe.environment)
         env["PATH"] = os.pathsep.join(filter(None, (str(tools / "bin"), env.get("PATH"))))
-        env = compilers.with_make_flags(env)
+        env = toolchain.with_make_flags(env)
         if cuda := self.recipe.environment.get("HOROVOD_CUDA_HOME"):
             env.setdefault("CUDA_HOME", cuda)
         env["PYTHONUNBUFFERED"] = "1"
@@ -441,24 +402,12 @@ class _Build:
 
 
 def _tensorflow_include(wanted: Recipe) -> Path | None:
-    """Return the folder of TensorFlow's headers, or None for a build without TensorFlow."""
     if wanted.tensorflow is None:
         return None
     spec = importlib.util.find_spec("tensorflow")
     assert spec is not None
     assert spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0]) / "include"
-
-
-def _refuse_space(wanted: Recipe) -> None:
-    """Raise an error if TensorFlow lies below a folder with a space in its name."""
-    headers = _tensorflow_include(wanted)
-    # Horovod's build files separate TensorFlow's flags by spaces: it would fail after minutes.
-    if headers is not None and len(str(headers).split()) > 1:
-        raise BuildError(
-            f"Horovod cannot be compiled for the TensorFlow in {headers.parent}, for that path has "
-            "a space in it; put the virtual environment into a folder without one"
-        )
 
 
 def nccl_variables(wanted: Recipe, folder: Path) -> dict[str, str]:
@@ -478,7 +427,6 @@ def nccl_variables(wanted: Recipe, folder: Path) -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """Return the directory of the wheel cache, `wheels` in edl's cache; create it if missing."""
     path = config.cache_dir() / "wheels"
     path.mkdir(parents=True, exist_ok=True)
     return path

@@ -1,7 +1,7 @@
 """Install the Horovod that edl builds into the running interpreter, and see that it works.
 
-:func:`provide` is what `edl build-horovod` does. A wheel from the cache may be of another machine:
-it is tried by an import, and built anew if that fails.
+A wheel from the cache may be of another machine: it is tried by an import, and built anew if that
+fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ IMPORT_TIMEOUT_S = 120.0  # a first import of TensorFlow on a slow disk
 
 
 def provide(wanted: Recipe, *, force: bool, console: Console) -> None:
-    """Install Horovod of a recipe into the running interpreter, unless it is there and works."""
     # If one from the cache cannot be imported here, for example because it was built for another
     # processor, it is built again and replaced in the cache.
     place = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
@@ -33,7 +32,7 @@ def provide(wanted: Recipe, *, force: bool, console: Console) -> None:
         if not force and is_installed(wanted) and not import_failures(wanted):
             console.print(f"Horovod {VERSION} of this recipe is already installed")
             return
-        refuse_unwritable_interpreter()
+        check_writable_interpreter()
         is_built = force or horovod_wheel.cached(wanted) is None
         _install(horovod_wheel.build(wanted, force=force, console=console), console)
         failures = import_failures(wanted)
@@ -49,19 +48,16 @@ def provide(wanted: Recipe, *, force: bool, console: Console) -> None:
 
 
 def is_installed(wanted: Recipe) -> bool:
-    """Return whether edl has built the Horovod of the running interpreter with a given recipe."""
     return bool(installed_marker().get("key") == wanted.key)
 
 
 def import_failures(wanted: Recipe) -> list[str]:
-    """Import the installed Horovod for each framework of a recipe, each in a new process."""
     frameworks = {"torch": wanted.torch, "tensorflow": wanted.tensorflow}
     failures = {one: import_failure(one) for one, version in frameworks.items() if version}
     return [f"`import horovod.{one}` fails: {why}" for one, why in failures.items() if why]
 
 
 def import_failure(module: str) -> str:
-    """Import Horovod for a framework in a new process, and return why that failed."""
     command = [sys.executable, "-c", f"import horovod.{module}"]
     try:
         done = subprocess.run(
@@ -75,7 +71,7 @@ def import_failure(module: str) -> str:
     return lines[-1] if lines else f"exit code {done.returncode}"
 
 
-def refuse_unwritable_interpreter() -> None:
+def check_writable_interpreter() -> None:
     """Raise an error if pip may not install packages into this interpreter (PEP 668)."""
     # before the build, so that nobody learns it after minutes of compiling
     marker = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
@@ -87,7 +83,6 @@ def refuse_unwritable_interpreter() -> None:
 
 
 def _install(wheel: Path, console: Console) -> None:
-    """Install a wheel and the packages that it requires into the running interpreter, by pip."""
     log = wheel.with_name("install.log")
     env = config.environment()
     pip = [sys.executable, "-m", "pip", "install", "--retries", "10"]

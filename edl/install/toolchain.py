@@ -1,7 +1,4 @@
-"""Find the tools that compile Horovod, and say how to install those that are missing.
-
-:func:`tools`, :func:`system_cmake` and :func:`packaged_nccl` look for them; nothing is installed.
-"""
+"""Find the tools that compile Horovod, and say how to install those that are missing."""
 
 from __future__ import annotations
 
@@ -22,14 +19,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-# ------------------------------------------------------------
-# Run long commands (pip, compilers) with their output in a log, and show how far they are.
-#
-# `run_logged` does so.
+# --- Run long commands (pip, compilers) with their output in a log, and show how far they are.
 
 
 PLAIN_PERIOD_S = 20.0  # without a terminal: how often a line is written while nothing else changes
-
 _PERCENT = re.compile(r"\[\s*(\d{1,3})%\]")  # make's, in CMake's makefiles
 
 
@@ -38,9 +31,8 @@ class CommandFailed(Exception):
 
     def __init__(self, command: Sequence[str], code: int, tail: Sequence[str]) -> None:
         super().__init__(f"{' '.join(command[:6])} ended with {code}")
-        self.code = code  # the exit code; negative: the number of the signal that ended the command
-        # the last lines of the output, as a tuple; `run_logged` gives at most 401
-        self.tail = tuple(tail)
+        self.code = code  # negative: the number of the signal that ended the command
+        self.tail = tuple(tail)  # the last lines of the output
 
 
 def error_line(tail: tuple[str, ...]) -> str:
@@ -62,7 +54,6 @@ def run_logged(
     env: Mapping[str, str],
     console: Console,
 ) -> None:
-    """Run `command` to its end, append its output to a log, and show its progress."""
     show = _live if console.is_terminal else _plain
     show(command, what, log, env, console)
 
@@ -70,7 +61,6 @@ def run_logged(
 def _plain(
     command: Sequence[str], what: str, log: Path, env: Mapping[str, str], console: Console
 ) -> None:
-    """Run a command to its end, and print a line of progress every 20 s (`PLAIN_PERIOD_S`)."""
     start = time.monotonic()
     state = {"percent": -1}
     ended = threading.Event()
@@ -98,7 +88,6 @@ def _plain(
 def _live(
     command: Sequence[str], what: str, log: Path, env: Mapping[str, str], console: Console
 ) -> None:
-    """Run a command to its end, and show a progress bar on the terminal."""
     columns = (SpinnerColumn(), TextColumn(what), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(what, total=None)
@@ -111,7 +100,6 @@ def _live(
 def _stream(
     command: Sequence[str], log: Path, env: Mapping[str, str], on_percent: Callable[[int], None]
 ) -> None:
-    """Run a command to its end, and append the command and its output (also of errors) to a log."""
     tail: list[str] = []
     with log.open("a", encoding="utf-8") as sink:
         sink.write(f"$ {' '.join(command)}\n")
@@ -150,12 +138,10 @@ LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-
 OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # what make exports to its recipes
 
 
 def with_make_flags(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables for a build, in which MAKEFLAGS says how many compilers run."""
     # What make exports to its recipes says nothing about this build, and names a closed pipe.
     by_user = environ.get("MAKEFLAGS", "").strip() if "MAKELEVEL" not in environ else ""
     rest = {name: value for name, value in environ.items() if name not in OF_MAKE}
@@ -165,24 +151,16 @@ def with_make_flags(environ: Mapping[str, str]) -> dict[str, str]:
 def compilers() -> int:
     """Return how many compilers may run at once: one for each core, if the memory is enough."""
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores, int(_memory_bytes() / (GB_PER_COMPILER * 1e9))))
-
-
-def _memory_bytes() -> float:
-    """Return the size of the machine's memory, or the limit of this container if that is less."""
     sizes = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
     for path in LIMITS:
-        try:
+        with contextlib.suppress(OSError, ValueError):  # no such file, or no limit: "max"
             sizes.append(float(path.read_text()))
-        except (OSError, ValueError):  # there is no such file, or no limit: "max"
-            continue
-    return min(sizes)
+    return max(1, min(cores, int(min(sizes) / (GB_PER_COMPILER * 1e9))))
 
 
 CUDA = "/usr/local/cuda"
 # The compiler, its headers and the library may each be there, or be missing, by themselves.
 CUDA_PROGRAM = "#include <cuda_runtime.h>\nint main() { return cudaFree(0); }\n"
-
 COMPILE_TIMEOUT_S = 120.0
 
 
@@ -190,13 +168,12 @@ COMPILE_TIMEOUT_S = 120.0
 class Tool:
     """A tool or file that the build of Horovod needs, as `tools` has looked for it."""
 
-    name: str  # the name of the tool or file, such as "g++"
+    name: str
     found: str  # its path; empty if it is missing
-    remedy: str  # what to do if it is missing, for people; also set if it is found
+    remedy: str  # what to do if it is missing
 
 
 def tools() -> tuple[Tool, ...]:
-    """Return the C++ compiler, make, patch and Python's headers, found or missing."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     # not CMake: the build lets pip install it where it is missing

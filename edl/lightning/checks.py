@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from edl.errors import UsageError
@@ -37,21 +36,19 @@ class Fit(NamedTuple):
 
 
 def check_fit(trainer: Trainer, module: LightningModule) -> None:
-    """Raise UsageError, in one sentence, if `trainer.fit(module)` does what edl cannot follow."""
     kinds = {kind.__name__ for each in trainer.callbacks for kind in type(each).__mro__}
     if why := why_refused(
         Fit(
             module.automatic_optimization,
             tuple(sorted(kinds)),
             trainer.reload_dataloaders_every_n_epochs,
-            _takes(module.training_step, "dataloader_iter"),
+            "dataloader_iter" in inspect.signature(module.training_step).parameters,
         )
     ):
         raise UsageError(f"with ElasticStrategy {why}")
 
 
 def check_own_steps(trainer: Trainer, has_own_step: bool) -> None:
-    """Raise UsageError if edl would step an LR scheduler that the module steps in its own way."""
     configs = trainer.lr_scheduler_configs
     steps = any(one.interval == "step" and not one.reduce_on_plateau for one in configs)
     if has_own_step and steps and trainer.max_steps == -1:
@@ -63,7 +60,6 @@ def check_own_steps(trainer: Trainer, has_own_step: bool) -> None:
 
 
 def why_refused(fit: Fit) -> str | None:
-    """Return what is wrong with a call of `trainer.fit()` and what to do; None if nothing is."""
     if not fit.is_automatic:
         return (
             "the module must leave optimization to Lightning; leave out automatic_optimization = "
@@ -80,7 +76,3 @@ def why_refused(fit: Fit) -> str | None:
     if fit.takes_iterator:
         return "training_step takes a batch; it cannot take a dataloader_iter"
     return None
-
-
-def _takes(function: Callable[..., object], name: str) -> bool:
-    return name in inspect.signature(function).parameters

@@ -39,7 +39,6 @@ class StrategyCollectives:
         return exchange_objects(what, value, SAME_ORDER)
 
     def reduce(self, tensor: torch.Tensor, operation: Any) -> torch.Tensor:
-        """Return `tensor` reduced over all workers, on its own device."""
         name = operation_of(operation)
         # In a validation workers count alike. It may come while a step is open, between two of the
         # batches that are accumulated.
@@ -52,7 +51,6 @@ class StrategyCollectives:
 
 
 def operation_of(operation: Any) -> str:
-    """Return one of `OPERATIONS` for a name of Lightning's, a `ReduceOp` of PyTorch, or None."""
     if operation is None:
         return "sum"
     name = operation if isinstance(operation, str) else str(operation).rpartition(".")[2]

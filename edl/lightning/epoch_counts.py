@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 class EpochCounts:
-    """The batches of a job's epochs, and the numbers that their count depends on.
-
-    Both are the same on all workers: by them the loop ends an epoch and LR schedulers step.
-    """
+    """The batches of a job's epochs, and what their count depends on, the same on all workers."""
 
     def __init__(self) -> None:
         # The global batch of the workers with which the job began, in samples, without
@@ -56,11 +53,9 @@ class EpochCounts:
 
     @property
     def is_at_limit(self) -> bool:
-        """Whether the limit leaves no batch of the present epoch."""
         return self.limit is not None and self._batches_ended >= self.limit
 
     def position(self, trained: int) -> EpochPosition:
-        """Return the job's position at a time when it had trained `trained` samples in all."""
         # Before the present update, or the last one if this worker has missed that.
         assert self.limit is not None
         progress = current_worker().loader.progress
@@ -134,7 +129,6 @@ class InBatches(InSamples):
 
 
 def accumulated_batches(trainer: Trainer) -> dict[int, int]:
-    """Return how many batches a Trainer accumulates for an update, by the first epoch of each."""
     found = {0: trainer.accumulate_grad_batches}
     for each in trainer.callbacks:
         # It sets the number in the Trainer only when an epoch begins.

@@ -1,7 +1,6 @@
 """Divide the data of a script's loaders among the workers.
 
-Training data are divided by edl's ledger, so each sample is trained once an epoch whatever happens.
-Validation data are divided by rank and size at the time when a validation begins.
+Training data by edl's ledger; validation data by rank and size when a validation begins.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from edl.torch.loader import training_options
 
 
 def training_loader(given: object, **batching: Any) -> edl.DataLoader:
-    """Return a loader of edl with the data set and the options of the script's training loader."""
     if not isinstance(given, torch.utils.data.DataLoader):
         raise UsageError(
             f"the training data come from a {type(given).__name__}; with ElasticStrategy give "

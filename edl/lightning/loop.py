@@ -1,9 +1,9 @@
 """Run Lightning's training loop on the batches and epochs of the job: :class:`ElasticLoop`.
 
-Lightning's loops stay in charge. Where they ask for a batch, :class:`ElasticLoop` gives one of
-edl's loader, and workers join and leave there; after each update it tells Lightning whether the
-epoch is over, which nobody knows before. A newcomer trains one batch by these loops to warm up,
-and then takes over the Trainer's counters from the job.
+Lightning's loops stay in charge. Where they ask for a batch, edl's loader gives one, and workers
+join and leave there; after each update Lightning is told whether the epoch is over, which nobody
+knows before. A newcomer trains one batch by these loops to warm up, and then takes over the
+Trainer's counters from the job.
 """
 
 from __future__ import annotations
@@ -57,7 +57,12 @@ class TrainerState:
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
-        state: dict[str, Any] = {"folders": self._folders(), "begun": self._has_begun()}
+        # Each worker looks for the next free version of a folder; all have to write into one.
+        folders = {
+            "versions": [getattr(each, "_version", None) for each in trainer.loggers],
+            "checkpoints": [str(each.dirpath) for each in self._model_checkpoints()],
+        }
+        state: dict[str, Any] = {"folders": folders, "begun": self._has_begun()}
         if not state["begun"]:
             return state
         return {
@@ -72,7 +77,12 @@ class TrainerState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         trainer = self._trainer
-        self._load_folders(state["folders"])
+        versions, paths = state["folders"]["versions"], state["folders"]["checkpoints"]
+        for logger, version in zip(trainer.loggers, versions, strict=True):
+            if isinstance(version, PLAIN_VERSION) and hasattr(logger, "_version"):
+                logger._version = version
+        for callback, path in zip(self._model_checkpoints(), paths, strict=True):
+            callback.dirpath = path
         if not state["begun"]:
             return
         trainer.fit_loop.load_state_dict(state["loops"])
@@ -88,21 +98,6 @@ class TrainerState:
         )
         trainer.should_stop = state["should_stop"]
         self._counts.load_state_dict(state.get("counts") or old_counts(state))
-
-    def _folders(self) -> dict[str, Any]:
-        # Each worker looks for the next free version of a folder; all have to write into one.
-        return {
-            "versions": [getattr(each, "_version", None) for each in self._trainer.loggers],
-            "checkpoints": [str(each.dirpath) for each in self._model_checkpoints()],
-        }
-
-    def _load_folders(self, folders: dict[str, Any]) -> None:
-        for logger, version in zip(self._trainer.loggers, folders["versions"], strict=True):
-            if isinstance(version, PLAIN_VERSION) and hasattr(logger, "_version"):
-                logger._version = version
-        paths = folders["checkpoints"]
-        for callback, path in zip(self._model_checkpoints(), paths, strict=True):
-            callback.dirpath = path
 
     def _model_checkpoints(self) -> list[ModelCheckpoint]:
         return [one for one in self._trainer.callbacks if isinstance(one, ModelCheckpoint)]
@@ -122,18 +117,15 @@ LONGER = (
     "Lightning goes on, and the job ends after {} epochs, as trainer.fit() has asked for: give the "
     "Trainer its max_epochs or max_steps, and do not change them during the training"
 )
-
 NO_UPDATE = (
     "the training was stopped before its first update, and a job ends after an update: set "
     "trainer.should_stop after the first accumulate_grad_batches batches"
 )
-
 UNKNOWN_EPOCH = (
     "a GradientAccumulationScheduler changes how many batches make an update, and nobody knows how "
     "many samples an epoch has, so an LR scheduler cannot count its steps: let it count epochs, "
     '"interval": "epoch", or give the Trainer max_steps'
 )
-
 Profile = Callable[[], None]
 
 
@@ -198,7 +190,6 @@ class ElasticLoop:
             self.is_training = False
 
     def _next_epoch(self) -> bool:
-        """Begin the job's next epoch; return False if it has none."""
         self._batches = iter(())
         epoch = next(self._epochs, None)
         if epoch is not None:
@@ -264,7 +255,6 @@ class ElasticLoop:
     def _update_rates(
         self, others: Callable[[str, bool], None], interval: str, update_plateau_schedulers: bool
     ) -> None:
-        """Stand in for Lightning's method that steps LR schedulers after a batch, or an epoch."""
         if interval != "step" or update_plateau_schedulers:
             others(interval, update_plateau_schedulers)
         else:
@@ -302,7 +292,6 @@ class ElasticLoop:
         return batch, index, 0  # 0: the number of the loader
 
     def teardown(self) -> None:
-        """Let go of the batches; Lightning calls it after the training."""
         self._batches = iter(())
 
     def _next_batch(self) -> Any:
@@ -333,7 +322,6 @@ class ElasticLoop:
         return index
 
     def _batches_left(self) -> int | None:
-        """Return how many batches the epoch has left; None if samples are not dealt out yet."""
         progress = current_worker().loader.progress
         if progress.ledger.free or not progress.source.known_total:
             return None
@@ -346,7 +334,6 @@ class ElasticLoop:
     # --- after an update
 
     def end_update(self) -> None:
-        """Tell Lightning whether this was the last batch of the epoch."""
         if current_worker().loader.open:  # a GradScaler has skipped the update
             end_batch()
         self._batches_of_update = 0
@@ -369,7 +356,6 @@ class ElasticLoop:
             loop._max_batches = limited_batches(loader.flattened, limit, loop._max_batches)
 
     def _follow_rank(self, starts: bool = False) -> None:
-        """Let this worker write logs and show the progress bar from now on, if it is rank 0."""
         rank_zero_only.rank = edl.rank()
         before, self._writes = self._writes, edl.rank() == 0
         if starts or before or not self._writes:  # at the start Lightning has set up both

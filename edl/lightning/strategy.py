@@ -39,10 +39,10 @@ logger = logging.getLogger(__name__)
 
 
 class ElasticEnvironment(ClusterEnvironment):
-    """The cluster environment of a worker: its answers follow the job's ring.
+    """The cluster environment of a worker, whose answers are those of the job's present ring.
 
-    Lightning asks it anew each time, so the answers are those of the present ring. The launcher has
-    started the process, and edl connects it: there is no main process, and Lightning starts none.
+    The launcher has started the process, and edl connects it: there is no main process, and
+    Lightning starts none.
     """
 
     @property
@@ -141,7 +141,10 @@ class ElasticStrategy(ParallelStrategy):
         self._leave: Any = None  # edl's handler of SIGTERM
         self._preparing = PreparationLock(sys.argv[0])
         self._collectives = StrategyCollectives(
-            self._is_local, edl.batch_weight, self._in_step, self._is_training
+            self._is_local,
+            edl.batch_weight,
+            lambda: current_worker().loader.open,
+            lambda: bool(self.lightning_module.trainer.training),
         )
         rank_zero_only.rank = edl.rank()
 
@@ -149,11 +152,7 @@ class ElasticStrategy(ParallelStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        """The device of this worker: on GPUs that of its slot, else the first of the Trainer's.
-
-        Raises:
-            UsageError: the host has fewer GPUs than slots.
-        """
+        """The device of this worker: on GPUs that of its slot, else the first of the Trainer's."""
         if isinstance(self.accelerator, CUDAAccelerator):
             return gpu_of_slot()
         return self.parallel_devices[0] if self.parallel_devices else torch.device("cpu")
@@ -178,10 +177,7 @@ class ElasticStrategy(ParallelStrategy):
     def setup_environment(self) -> None:
         """Set up the device, and let the workers of this host call ``prepare_data`` in turn.
 
-        :meth:`barrier` ends a worker's turn.
-
-        Raises:
-            UsageError: another worker of the host does not end ``prepare_data`` in an hour.
+        :meth:`barrier` ends a worker's turn. One that takes longer than an hour is a UsageError.
         """
         super().setup_environment()
         connector = self.lightning_module.trainer._accelerator_connector
@@ -195,14 +191,14 @@ class ElasticStrategy(ParallelStrategy):
     def setup(self, trainer: Trainer) -> None:
         """Move the model to the device, and make its optimizer and the Trainer follow the job.
 
-        Raises:
-            UsageError: the Trainer or the module does something that edl cannot follow.
+        What edl cannot follow raises UsageError.
         """
         module = self.lightning_module
         if trainer.state.fn == TrainerFn.FITTING:
             check_fit(trainer, module)
             current_worker().check_trains()
-            self._loop = ElasticLoop(trainer, self._the_loader)
+            # It exists when the training begins.
+            self._loop = ElasticLoop(trainer, lambda: cast(edl.DataLoader, self._loader))
         super().setup(trainer)
         if any(map(is_metric, module.modules())):
             edl.sync_metrics(module)
@@ -223,11 +219,7 @@ class ElasticStrategy(ParallelStrategy):
         self.model.to(self.root_device)
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Divide the data of a loader among the workers.
-
-        Raises:
-            UsageError: it is a second training loader, or edl cannot keep what it does.
-        """
+        """Divide the data of a loader; a second training loader raises UsageError."""
         trainer = self.lightning_module.trainer
         if not trainer.training:
             return shared(dataloader, self._place, _rebuilt) if self._divides else dataloader
@@ -240,10 +232,6 @@ class ElasticStrategy(ParallelStrategy):
         current_worker().loader.progress.step_batches = trainer.accumulate_grad_batches
         self._loader = training_loader(dataloader, **self._batching)
         return LoaderView(cast(torch.utils.data.DataLoader[Any], dataloader), self._loader)
-
-    def _the_loader(self) -> edl.DataLoader:
-        assert self._loader is not None
-        return self._loader
 
     @property
     def loop(self) -> ElasticLoop:
@@ -263,20 +251,14 @@ class ElasticStrategy(ParallelStrategy):
         self.loop.end()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Let means over an epoch count this batch with the samples that it trains, 0 for padding.
-
-        Args:
-            batch: not used.
-            batch_idx: not used.
-        """
+        """Let means over an epoch count this batch with its samples, 0 for padding."""
         self.lightning_module.trainer.fit_loop._results.batch_size = edl.batch_weight()
 
     def block_backward_sync(self) -> AbstractContextManager[None]:
         """Add up the gradients of a batch that is not the last one of its step.
 
-        Lightning decides which one is the last: that of a group of ``accumulate_grad_batches``, or
-        the one at which ``limit_train_batches`` ends the epoch. At the end of the samples edl fills
-        the group with padding batches.
+        Lightning decides which one is the last. At the end of the samples edl fills the group of
+        ``accumulate_grad_batches`` with padding batches.
         """
         return edl.no_sync()
 
@@ -285,14 +267,7 @@ class ElasticStrategy(ParallelStrategy):
     ) -> Any:
         """Train the last batch of a step, and make the update with the job's mean gradient.
 
-        Args:
-            optimizer: the optimizer, which edl has wrapped.
-            closure: runs the forward and the backward pass.
-            model: the module; None: the strategy's.
-            kwargs: further arguments of ``optimizer.step``.
-
-        Returns:
-            What the closure returns.
+        The arguments are those of Lightning's method; the result is that of ``closure``.
         """
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
         self.loop.end_update()
@@ -316,7 +291,6 @@ class ElasticStrategy(ParallelStrategy):
     # --- exchanges
 
     def _is_local(self) -> bool:
-        """Return whether this worker exchanges nothing with others at present."""
         if not self._is_shared():
             return True
         if self._in_evaluation_step:
@@ -328,17 +302,10 @@ class ElasticStrategy(ParallelStrategy):
         return False
 
     def _is_shared(self) -> bool:
-        """Return whether other workers may train with this one, and so exchange values with it."""
         if self._loop is None or not self._loop.is_training:
             return False
         status = self.lightning_module.trainer.state.status
         return status == TrainerStatus.RUNNING and edl.size() > 1
-
-    def _in_step(self) -> bool:
-        return current_worker().loader.open
-
-    def _is_training(self) -> bool:
-        return bool(self.lightning_module.trainer.training)
 
     def _place(self) -> tuple[int, int]:
         return (edl.rank(), edl.size()) if self._is_shared() else (0, 1)
@@ -346,8 +313,7 @@ class ElasticStrategy(ParallelStrategy):
     def barrier(self, name: str | None = None) -> None:
         """Go on at once: the workers wait for each other in each step, and at the end of ``fit``.
 
-        Args:
-            name: the place in Lightning's code. At ``pre_setup`` the data are prepared.
+        At the place ``pre_setup`` of Lightning's code the data are prepared.
         """
         if name == "pre_setup":
             self._preparing.release()
@@ -360,10 +326,7 @@ class ElasticStrategy(ParallelStrategy):
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Return ``tensor`` reduced over all workers; what is no tensor stays as it is.
 
-        Args:
-            tensor: the tensor.
-            group: not used; edl has no process groups.
-            reduce_op: the operation, see :func:`edl.lightning.collectives.operation_of`.
+        ``reduce_op`` is "mean", "sum", "min", "max" or "product"; ``group`` is not used.
         """
         if not isinstance(tensor, torch.Tensor):
             return tensor
@@ -377,12 +340,7 @@ class ElasticStrategy(ParallelStrategy):
     def all_gather(
         self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False
     ) -> torch.Tensor:
-        """Return the tensors of all workers, one row for each in rank order.
-
-        Args:
-            tensor: the tensor, of the same shape on all workers.
-            group: not used; edl has no process groups.
-            sync_grads: must be False.
+        """Return the tensors of all workers, one row for each in rank order; ``group`` is not used.
 
         Raises:
             UsageError: gradients are to flow back to the other workers, or shapes differ.

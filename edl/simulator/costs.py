@@ -1,8 +1,4 @@
-"""Define what a change of a job's slots costs, and draw when nodes fail.
-
-:class:`ResizeCost` has the seconds without training of each kind of change, :func:`change_of` tells
-the kind, and :class:`Failures` draws failures by seed.
-"""
+"""Define what a change of a job's slots costs, and draw when nodes fail, by seed."""
 
 from __future__ import annotations
 
@@ -40,13 +36,11 @@ class ResizeCost:
     join: float = 30.0  # when it gets further slots, or has its slots in another order
     leave: float = 30.0  # when it keeps only some of its slots
     migrate: float = 30.0  # any other change
-    # how long the new workers of a job that trains take to be there, after a change that costs
-    # `join` or `migrate`; by default 0. Meanwhile the job trains with the slots that it had, and
-    # then it pays for the change.
+    # until the new workers of a join or migration are there; meanwhile the job trains with the
+    # slots that it had, and then it pays for the change
     prepare: float = 0.0
 
     def of(self, change: SlotChange) -> float:
-        """Return the seconds without training that `change` costs."""
         if change in (SlotChange.PREEMPT, SlotChange.FAILURE):
             return 0.0
         seconds: float = getattr(self, change.value)
@@ -59,7 +53,6 @@ class ResizeCost:
 
 
 def constant(seconds: float) -> ResizeCost:
-    """Return the cost of a resize that is `seconds` without training for each kind of change."""
     return ResizeCost(seconds, seconds, seconds, seconds, seconds)
 
 
@@ -86,7 +79,6 @@ def parse_resize_cost(text: str) -> ResizeCost:
 
 
 def change_of(before: Placement, after: Placement, trained: bool) -> SlotChange:
-    """Return the kind of change from the placement `before` to the placement `after`."""
     # never `FAILURE`: a job without slots counts as preempted
     if not after:
         return SlotChange.PREEMPT
@@ -101,7 +93,6 @@ def change_of(before: Placement, after: Placement, trained: bool) -> SlotChange:
 
 
 def _by_node(placement: Placement) -> dict[str, int]:
-    """Return the number of slots of `placement` on each node, by the node's name."""
     slots: dict[str, int] = {}
     for node, count in placement:
         slots[node] = slots.get(node, 0) + count
@@ -112,12 +103,9 @@ def _by_node(placement: Placement) -> dict[str, int]:
 class Failures:
     """The rates at which nodes fail and come back."""
 
-    # the mean seconds from the return of a node (at first from time 0) to its next failure
-    mean_up_s: float
-    mean_down_s: float  # the mean seconds from the failure of a node to its return
-    # the seed of the random times. Each node draws from a generator of its own, so its times do not
-    # depend on the other nodes.
-    seed: int = 0
+    mean_up_s: float  # from the return of a node (at first from time 0) to its next failure
+    mean_down_s: float  # from its failure to its return
+    seed: int = 0  # each node has a generator of its own, so others do not change its times
 
     def events(self, nodes: Sequence[Node]) -> Iterator[tuple[float, str, bool]]:
         """Yield the failures and the returns of all `nodes`, in order of time, without end."""

@@ -98,7 +98,6 @@ class Progress:
         self._seen: ClusterJob | None = None
 
     def view(self) -> ClusterJob:
-        """Return the job as a policy sees it, with its present batch, model and measurements."""
         if self._seen is None:
             one = self.submission
             self._seen = ClusterJob(
@@ -126,7 +125,6 @@ class Progress:
         return self._pause_s if self.history and self.history[-1].change in starts else 0.0
 
     def place(self, placement: Placement, now_s: float, reason: str, cost: ResizeCost) -> None:
-        """Give the job the slots of `placement` in place of those it has, and begin the pause."""
         change = change_of(self.placement, placement, bool(self.history))
         self._set(AllocationChange(now_s, change, placement, reason), cost)
 
@@ -137,7 +135,6 @@ class Progress:
             self.batches.append(BatchChange(now_s, batch))
 
     def reject(self, now_s: float) -> None:
-        """Mark the job as rejected, and as ended at the virtual time `now_s`, in seconds."""
         self.dropped, self.end_s = True, now_s
 
     def slow_down(self, part: float) -> None:
@@ -146,11 +143,9 @@ class Progress:
             self.slowdown, self._rate = part, None
 
     def fail(self, now_s: float, cost: ResizeCost) -> None:
-        """Take all slots from the job because one of its nodes has failed."""
         self._set(AllocationChange(now_s, SlotChange.FAILURE, ()), cost)
 
     def advance(self, now_s: float, seconds: float) -> None:
-        """Train the job for a time, or until it ends."""
         if not self._size or self.end_s is not None or seconds <= 0:
             return
         self._seen = None
@@ -196,7 +191,11 @@ class Progress:
         if not self._size:
             return float("inf")
         if self._coming:
-            return self._ends_with_newcomers_s()
+            twin = copy(self)
+            twin._steps, twin._whole = {}, False
+            twin.advance(0.0, float("inf"))
+            assert twin.end_s is not None
+            return twin.end_s
         work, total_s, progress = self.submission.work, self._pause_s, self.progress
         for epoch in range(self.epoch, work.epochs):
             goal = work.end_of(epoch)
@@ -204,16 +203,7 @@ class Progress:
             progress = goal
         return total_s
 
-    def _ends_with_newcomers_s(self) -> float:
-        """Return the same as `ends_after_s` while newcomers are to come, by a copy of it."""
-        twin = copy(self)
-        twin._steps, twin._whole = {}, False
-        twin.advance(0.0, float("inf"))
-        assert twin.end_s is not None
-        return twin.end_s
-
     def result(self) -> JobResult:
-        """Return the result of the job, on the virtual clock; the job must have ended."""
         assert self.end_s is not None
         one = self.submission
         return JobResult(
@@ -229,7 +219,6 @@ class Progress:
         )
 
     def _set(self, moment: AllocationChange, cost: ResizeCost) -> None:
-        """Change the job's slots, note it in the history, and begin the pause that it costs."""
         slots = tuple(count for _, count in moment.placement)
         newcomers = self._newcomers(moment, slots, cost)
         if newcomers is not None:
@@ -257,7 +246,6 @@ class Progress:
         return _Newcomers(cost.prepare, slots, cost.of(change))
 
     def _rate_now(self) -> float:
-        """Return the job's present progress per second, in the unit of its work."""
         if self._rate is None:  # after a change, or in a new epoch
             self._rate = self._rate_in(self.epoch)
             work = self.submission.work
@@ -274,7 +262,6 @@ class Progress:
 DAY_S = 86_400.0
 MAX_FAILURES = 1e7  # before the last submission; to draw so many takes some ten seconds
 PATIENCE = 1000  # decisions in a row that start nothing, while nothing else can happen
-
 OnTime = Callable[[float, int], None]
 
 
@@ -282,33 +269,22 @@ OnTime = Callable[[float, int], None]
 class Rules:
     """The rules by which a simulation moves time."""
 
-    # the seconds between two decisions; 0: a decision on every arrival and end of a job, and on
-    # every failure and return of a node
-    interval_s: float = 60.0
-    # the seconds without training that each kind of change of a job's slots costs
+    interval_s: float = 60.0  # between two decisions; 0: on every event (rule 1)
     resize: ResizeCost = field(default_factory=ResizeCost)
-    # the fraction of its speed that a job on several nodes loses while it shares a node with
-    # another such job; from 0 to below 1
-    interference: float = 0.0
-    # whether the time that a job takes to the end of an epoch is rounded to whole seconds, as in
-    # Pollux' simulator; ignored if `interval_s` is 0
+    interference: float = 0.0  # a fraction of the speed (rule 4), 0 to below 1
+    # the time to the end of an epoch is rounded, as in Pollux' simulator; not if `interval_s` is 0
     whole_seconds: bool = False
-    # the relative speed of a kind of node, by the name of the kind; 1 for kinds that are not in it.
-    # A job is as fast as its slowest node.
+    # by kind of node; 1 for others. A job is as fast as its slowest node.
     speeds: Mapping[str, float] = field(default_factory=dict)
-    failures: Failures | None = None  # when nodes fail and come back; None: nodes do not fail
-    # whether a job is rejected, rather than waits, if the first decision after its arrival gives it
-    # no slots
-    drop: bool = False
-    # whether decisions are made as in a live cluster: on every event, and at most `interval_s`
-    # after the last one (0: on events only). A job that starts keeps its slots until it trains, and
-    # then the policy is asked again. Jobs that run keep their slots as far as they can
-    # (`stable_placing`).
+    failures: Failures | None = None  # None: nodes do not fail
+    drop: bool = False  # a job is rejected rather than waits (rule 6)
+    # as in a live cluster: decisions on every event, and at most `interval_s` after the last one
+    # (0: on events only); a job that starts keeps its slots until it trains, and then the policy is
+    # asked again; jobs that run keep their slots as far as they can (`stable_placing`)
     live: bool = False
 
     @property
     def on_events(self) -> bool:
-        """Whether a decision is made on every event."""
         return self.live or self.interval_s == 0
 
     def __post_init__(self) -> None:
@@ -327,7 +303,6 @@ def simulate(
     rules: Rules,
     on_time: OnTime | None = None,
 ) -> Result:
-    """Run all jobs to their ends under virtual time, and return the times of each job."""
     check_jobs(jobs, nodes)
     begin_s = _begin_s(jobs, rules.interval_s)
     jobs = [replace(job, arrival_s=job.arrival_s - begin_s) for job in jobs]
@@ -352,7 +327,6 @@ def simulate(
 
 
 def _begin_s(jobs: Sequence[SubmittedJob], interval_s: float) -> float:
-    """Return the time on the clock of the trace, in seconds, at which the simulated clock is 0."""
     # It may count the seconds since 1970: a float of that size cannot tell apart times that differ
     # by less than a microsecond.
     first_s = min((job.arrival_s for job in jobs), default=0.0)
@@ -376,7 +350,6 @@ def _check_span(
 
 
 def check_jobs(jobs: Sequence[SubmittedJob], nodes: Sequence[Node]) -> None:
-    """Raise an error if a job requests more slots than the nodes have, or two names are equal."""
     slots = total(nodes)
     for job in jobs:
         if job.requested_slots > slots:
@@ -444,11 +417,9 @@ class _Simulation:
 
     @property
     def unfinished(self) -> int:
-        """The number of jobs that have not ended and were not rejected, those to come included."""
         return len(self.active) + len(self.coming)
 
     def move(self) -> None:
-        """Advance time and all jobs to the next decision, or until a node fails or comes back."""
         if self.rules.interference:
             self._let_interfere()
         then_s = self._next_decision_s()
@@ -470,7 +441,6 @@ class _Simulation:
         self._sort_out()
 
     def decide(self) -> None:
-        """Ask the policy, and give the jobs the slots and the batches of its decision."""
         if not self.active:
             return
         self.decided_s = self.now_s
@@ -491,7 +461,6 @@ class _Simulation:
             self._refuse_to_wait()
 
     def _decision(self, cluster: ClusterState) -> Allocation:
-        """Ask the policy about `cluster`, and return its decision."""
         decision = self.policy(cluster)
         wrong = violation(decision, cluster)
         assert wrong is None, f"the policy's decision at {self.now_s} s is wrong: {wrong}"
@@ -499,7 +468,6 @@ class _Simulation:
         return _placed_stably(decision, cluster) if self.rules.live else decision
 
     def _place(self, job: Progress, decision: Allocation) -> None:
-        """Give `job` the batch and the slots that the policy's `decision` has for it."""
         name = job.submission.name
         job.train_with(decision.batches.get(name, job.batch), self.now_s)
         placement = decision.placements.get(name, ())
@@ -509,7 +477,6 @@ class _Simulation:
             job.speed = min(speeds, default=1.0)
 
     def _next_decision_s(self) -> float:
-        """Return the virtual time of the next decision in seconds."""
         arrival_s = self.coming[-1].submission.arrival_s if self.coming else math.inf
         interval_s = self.rules.interval_s
         if interval_s and not self.rules.live:
@@ -526,7 +493,6 @@ class _Simulation:
         return min(arrival_s, self.now_s + max(least_s, min(waits_s, default=math.inf)))
 
     def _sort_out(self) -> None:
-        """Remove the jobs that have ended from the active jobs, and add those that have arrived."""
         if any(job.end_s is not None for job in self.active):
             self.active = [job for job in self.active if job.end_s is None]
         came = False
@@ -537,7 +503,6 @@ class _Simulation:
             self.active.sort(key=lambda job: self.order[id(job)])
 
     def _fail_or_repair(self, node: str, up: bool) -> None:
-        """Mark a node as up or down; if it goes down, each job with slots on it loses all slots."""
         if up:
             self.down.discard(node)
             return
@@ -555,7 +520,6 @@ class _Simulation:
             job.slow_down(self.rules.interference if beside else 0.0)
 
     def _refuse_to_wait(self) -> None:
-        """Raise a UsageError: it says how many active jobs wait for ever."""
         names = [job.submission.name for job in self.active]
         why = f" ({names[0]} {self.reasons[names[0]]})" if names[0] in self.reasons else ""
         waiting = counted(len(names), "job")
@@ -587,11 +551,9 @@ class _QueueRun(_Simulation):
 
     @property
     def unfinished(self) -> int:
-        """The number of jobs that wait, run or have not arrived yet, without rejected ones."""
         return len(self.active) + len(self.running) + len(self.coming)
 
     def move(self) -> None:
-        """Advance time until a job arrives or ends, and free the slots of jobs that have ended."""
         end_s = self.running[0][0] if self.running else math.inf
         then_s = min(end_s, self.coming[-1].submission.arrival_s if self.coming else math.inf)
         if then_s == math.inf:
@@ -643,7 +605,6 @@ class _QueueRun(_Simulation):
             count *= 2
 
     def _take(self, job: Progress, sign: int) -> None:
-        """Subtract the job's slots from the free slots of its nodes, or add them."""
         for name, count in job.placement:
             node = self.free[name]
             self.free[name] = replace(node, slots=node.slots - sign * count)

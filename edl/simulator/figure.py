@@ -1,7 +1,4 @@
-"""Draw simulated runs with matplotlib (:func:`figure_of`): the slots of each job over time.
-
-Charts below these compare the runs by slots in use, waiting jobs and completion times.
-"""
+"""Draw simulated runs with matplotlib: the slots of each job over time, and charts below."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5")
 
 
 def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
-    """Return a figure with a Gantt chart of each run's jobs, and three charts of all runs below."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -46,7 +42,10 @@ def figure_of(outcomes: Sequence[RunOutcome]) -> Figure:
     below = [figure.add_subplot(grid[count, column]) for column in range(3)]
     for one, colour in zip(outcomes, COLOURS, strict=False):
         _draw_levels(below[0], below[1], one, first_s, colour)
-        _draw_distribution(below[2], one, colour)
+        hours = sorted(job.jct_s / 3600 for job in one.result.ended)
+        parts = [100 * number / len(hours) for number in range(1, len(hours) + 1)]
+        title = one.run.title
+        below[2].step(hours, parts, where="post", color=colour, linewidth=1.2, label=title)
     total = max(one.run.nodes * one.run.slots for one in outcomes)
     below[0].axhline(total, color="0.6", linestyle=":")
     below[0].set(title="slots in use", xlabel="hours")
@@ -67,7 +66,8 @@ def _draw_jobs(axes: Axes, outcome: RunOutcome, first_s: float) -> None:
     bars: dict[str, list[tuple[float, float, float]]] = {}
     for row, job in enumerate(sorted(jobs, key=lambda job: job.arrival_s)):
         for span in spans(job):
-            bars.setdefault(_shade(span.slots), []).append((row, span.from_s, span.to_s))
+            shade = SHADES[max(least for least in SHADES if least <= span.slots)][1]
+            bars.setdefault(shade, []).append((row, span.from_s, span.to_s))
     many = sum(map(len, bars.values())) > MAX_BARS
     for shade, of in bars.items():
         rows = [row for row, _, _ in of]
@@ -78,12 +78,7 @@ def _draw_jobs(axes: Axes, outcome: RunOutcome, first_s: float) -> None:
     axes.set(title=outcome.run.title, ylabel=counted(len(jobs), "job"), yticks=[])
 
 
-def _shade(slots: int) -> str:
-    return SHADES[max(least for least in SHADES if least <= slots)][1]
-
-
 def _explain(figure: Figure) -> None:
-    """Add a legend to `figure` that says which colour stands for how many slots."""
     from matplotlib.patches import Patch
 
     patches = [Patch(color=shade, label=name) for name, shade in SHADES.values()]
@@ -93,7 +88,6 @@ def _explain(figure: Figure) -> None:
 def _draw_levels(
     used: Axes, waiting: Axes, outcome: RunOutcome, first_s: float, colour: str
 ) -> None:
-    """Draw the slots in use and the number of waiting jobs of one run over time."""
     found = levels(outcome.result)  # the first one is at 0, before each job
     hours = [max(0.0, level.at_s - first_s) / 3600 for level in found]
     for axes, values in (
@@ -101,10 +95,3 @@ def _draw_levels(
         (waiting, [level.waiting for level in found]),
     ):
         axes.step(hours, values, where="post", color=colour, linewidth=0.8)
-
-
-def _draw_distribution(axes: Axes, outcome: RunOutcome, colour: str) -> None:
-    """Draw the cumulative distribution of the completion times of one run's ended jobs."""
-    hours = sorted(job.jct_s / 3600 for job in outcome.result.ended)
-    parts = [100 * number / len(hours) for number in range(1, len(hours) + 1)]
-    axes.step(hours, parts, where="post", color=colour, linewidth=1.2, label=outcome.run.title)

@@ -1,7 +1,4 @@
-"""Hold the result of a simulated run: the times of each job, and their summary.
-
-:func:`edl.simulator.engine.simulate` returns a :class:`Result`, with a :class:`JobResult` a job.
-"""
+"""Hold the result of a simulated run: the times of each job, and their summary."""
 
 from __future__ import annotations
 
@@ -23,14 +20,12 @@ from edl.simulator.workload import SubmittedJob
 class AllocationChange:
     """A change of the slots of one job in a simulation."""
 
-    at_s: float  # the time of the change, in seconds; in a `JobResult` on the clock of the trace
-    change: SlotChange  # the kind of change
-    # the slots of the job from then on, as (node, number of slots) pairs; empty: none
-    placement: Placement
+    at_s: float  # in a `JobResult` on the clock of the trace
+    change: SlotChange
+    placement: Placement  # the slots of the job from then on; empty: none
     reason: str = ""  # the policy's reason; empty if a node failed
 
     def figures(self) -> dict[str, Any]:
-        """Return the change as a dictionary that can be written as JSON."""
         return {
             "at_s": self.at_s,
             "change": self.change.value,
@@ -44,11 +39,10 @@ class AllocationChange:
 class BatchChange:
     """A change of a job's global batch."""
 
-    at_s: float  # the time of the change, in seconds; in a `JobResult` on the clock of the trace
+    at_s: float  # as in `AllocationChange`
     batch: int  # the global batch from then on, in samples
 
     def figures(self) -> dict[str, Any]:
-        """Return the fields of the change by name, as a dictionary that can be written as JSON."""
         return {"at_s": self.at_s, "batch": self.batch}
 
 
@@ -61,19 +55,11 @@ class JobResult:
     arrival_s: float  # the time at which it was submitted
     start_s: float  # the time at which it was given its first slots; `end_s` if it was rejected
     end_s: float  # the time at which it ended, or was rejected
-    # the seconds during which it had slots, times the number of slots; the time that changes of
-    # slots took is included
-    slot_s: float
-    # all changes of its slots, its first slots included, in order of time
-    history: tuple[AllocationChange, ...] = ()
-    # all changes of its batch, in order of time; the batch that its user requested, with which it
-    # begins, is not among them
-    batches: tuple[BatchChange, ...] = ()
+    slot_s: float  # for which it had slots, times their number, the time of changes included
+    history: tuple[AllocationChange, ...] = ()  # its first slots included
+    batches: tuple[BatchChange, ...] = ()  # without the batch that its user requested
     dropped: bool = False  # whether it was rejected, at `end_s`, without ever having had slots
-    # the seconds that it would take alone on 1/N of the slots, N being the mean number of jobs in
-    # the cluster while it was there, itself included (`fairness`); 0: not known, as for a rejected
-    # job
-    isolated_s: float = 0.0
+    isolated_s: float = 0.0  # alone on a fair share, see below; 0: not known, as if rejected
 
     @property
     def jct_s(self) -> float:
@@ -81,7 +67,6 @@ class JobResult:
         return self.end_s - self.arrival_s
 
     def later(self, seconds: float) -> JobResult:
-        """Return a copy of this result in which all points in time are `seconds` later."""
         if not seconds:
             return self
         return replace(
@@ -100,12 +85,10 @@ class JobResult:
 
     @property
     def resizes(self) -> int:
-        """The number of times that the job was given other slots after its start."""
         given = sum(1 for one in self.history if one.placement)
         return max(0, given - 1)
 
     def figures(self, history: bool = False) -> dict[str, Any]:
-        """Return the job's results as a dictionary that can be written as JSON."""
         shown: dict[str, Any] = {name: getattr(self, name) for name in _SHOWN}
         if self.dropped:
             shown["dropped"] = True
@@ -123,37 +106,29 @@ _SHOWN += ("resizes", "finish_time_fairness")
 class Result:
     """The result of a simulated run."""
 
-    jobs: tuple[JobResult, ...]  # the result of each job, in the order in which the jobs were given
-    # the number of decisions, including those at which the policy was not asked because no waiting
-    # job could start
-    decisions: int
+    jobs: tuple[JobResult, ...]  # in the order in which the jobs were given
+    decisions: int  # also those without a question to the policy, since no waiting job could start
 
     @property
     def ended(self) -> list[JobResult]:
-        """The results of the jobs that were not rejected, in the order of `jobs`."""
         return [job for job in self.jobs if not job.dropped]
 
     @property
     def mean_jct_s(self) -> float:
-        """The mean job completion time of the jobs that were not rejected, in seconds."""
         return fmean(job.jct_s for job in self.ended)
 
     @property
     def makespan_s(self) -> float:
-        """The makespan: the seconds from the first submission to the last end of a job."""
         return max(job.end_s for job in self.ended) - min(job.arrival_s for job in self.jobs)
 
     @property
     def worst_finish_time_fairness(self) -> float:
-        """The largest finish-time fairness of the jobs that were not rejected; lower is better."""
         return max(job.finish_time_fairness for job in self.ended)
 
     def jct_percentile_s(self, percent: float) -> float:
-        """Return the completion time that this many percent (0 to 100) of jobs do not exceed."""
         return float(np.percentile([job.jct_s for job in self.ended], percent))
 
     def figures(self, history: bool = False) -> dict[str, Any]:
-        """Return the summary of the run and the results of every job, as a dictionary for JSON."""
         ended = self.ended
         return {
             **{name: of(self) if ended else None for name, of in _OF_ENDED.items()},
@@ -189,19 +164,15 @@ class SlotSpan(NamedTuple):
 class Usage(NamedTuple):
     """The use of the cluster from one change to the next."""
 
-    # the begin of the period between two changes, in seconds on the clock of the results
-    at_s: float
-    used: int  # the number of slots in use, by all jobs together
-    # the number of jobs that have arrived, have neither ended nor been rejected, and have no slots
-    waiting: int
+    at_s: float  # the begin of the period, on the clock of the results
+    used: int  # slots, by all jobs together
+    waiting: int  # jobs that are there and have no slots
 
     def figures(self) -> dict[str, Any]:
-        """Return the three fields by name, as a dictionary that can be written as JSON."""
         return self._asdict()
 
 
 def spans(job: JobResult) -> list[SlotSpan]:
-    """Return the periods between the changes of the slots of `job`, in order of time."""
     changes = [(job.arrival_s, 0)] + [(one.at_s, slot_count(one.placement)) for one in job.history]
     ends_s = [at_s for at_s, _ in changes[1:]] + [job.end_s]
     return [
@@ -212,7 +183,6 @@ def spans(job: JobResult) -> list[SlotSpan]:
 
 
 def levels(result: Result) -> list[Usage]:
-    """Return the number of used slots and of waiting jobs at each time at which one changes."""
     used: Counter[float] = Counter()
     waiting: Counter[float] = Counter()
     for job in result.jobs:
@@ -274,7 +244,6 @@ def mean_beside(results: Sequence[JobResult]) -> list[float]:
 
 
 def isolated_s(job: SubmittedJob, share: float, slots_a_node: int) -> float:
-    """Return the seconds that `job` would take alone on its share of the cluster."""
     most = job.max_slots
     if job.local_batches is not None:
         most = min(most, job.batch // job.local_batches[0])

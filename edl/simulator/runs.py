@@ -1,7 +1,4 @@
-"""Compute simulations that are described as objects: one, or several in parallel processes.
-
-:func:`do` computes one :class:`SimulatedRun`, and :func:`do_all` several.
-"""
+"""Compute simulations that are described as objects: one, or several in parallel processes."""
 
 from __future__ import annotations
 
@@ -34,19 +31,15 @@ class SimulatedRun:
 
     @property
     def title(self) -> str:
-        """The policy and the jobs in a few words, for messages."""
         return f"{self.policy}, the trace"
 
     def submissions(self) -> Sequence[SubmittedJob]:
-        """Return the jobs."""
         return self.jobs
 
     def cluster(self) -> Sequence[Node]:
-        """Return the nodes."""
         return equal_nodes(self.nodes, self.slots)
 
     def rule(self) -> ClusterPolicy:
-        """Return the policy, with its seed and the cost of a resize."""
         if self.own is None:
             return policy_named(self.policy, self.seed, self.rules.resize.resize_s)
         own = with_run(self.own.rule, self.seed, self.rules.resize.resize_s)
@@ -62,24 +55,26 @@ class RunOutcome(NamedTuple):
 
 
 def do(run: SimulatedRun, on_time: OnTime | None = None) -> RunOutcome:
-    """Compute the simulation that `run` describes, in this process, and return its outcome."""
     began_s = time.perf_counter()
     result = simulate(run.submissions(), run.cluster(), run.rule(), run.rules, on_time)
     return RunOutcome(run, result, time.perf_counter() - began_s)
 
 
 def equal_nodes(count: int, slots: int) -> list[Node]:
-    """Return `count` nodes of `slots` slots each, named n0, n1, and so on."""
     return [Node(f"n{number}", slots) for number in range(count)]
 
 
 def do_all(
     runs: Sequence[SimulatedRun], processes: int = 1, tell: Callable[[str], None] = lambda _: None
 ) -> Iterator[RunOutcome]:
-    """Compute several simulations, and yield their outcomes in the order of `runs`."""
     if processes == 1 or len(runs) == 1:
         for number, run in enumerate(runs, 1):
-            yield do(run, _teller(run, f"{number} of {len(runs)}: {run.title}", tell))
+            what = f"{number} of {len(runs)}: {run.title}"
+
+            def on_time(since_s: float, ended: int, what: str = what) -> None:
+                tell(f"{what}: {ended} jobs have ended at {since_s / 3600:.1f} h")
+
+            yield do(run, on_time)
         return
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(processes, len(runs)), context, _leave_interrupts_to_the_parent)
@@ -94,12 +89,3 @@ def do_all(
 
 def _leave_interrupts_to_the_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _teller(run: SimulatedRun, what: str, tell: Callable[[str], None]) -> OnTime:
-    """Return a function that passes the progress of a simulation to `tell`, as a message."""
-
-    def on_time(since_s: float, ended: int) -> None:
-        tell(f"{what}: {ended} jobs have ended at {since_s / 3600:.1f} h")
-
-    return on_time

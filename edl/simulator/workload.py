@@ -60,16 +60,12 @@ class SubmittedJob:
     name: str  # the name of the job, unique in a run
     arrival_s: float  # the time of submission, in seconds
     work: JobWork  # the work that the job has to do; policies do not see it
-    # the number of slots that its user requests; it lies between the two limits
-    requested_slots: int
+    requested_slots: int  # by its user, between the two limits
     min_slots: int  # the fewest and the most slots that a policy may give it
     max_slots: int
     batch: int = 1  # the global batch that its user requests, in samples
-    # the smallest and the largest global batch that a policy may choose
-    batches: tuple[int, int] = (1, 1)
-    # whether a policy may change its slots. If False, the job keeps the slots that it was first
-    # given until it ends.
-    preemptible: bool = True
+    batches: tuple[int, int] = (1, 1)  # the limits of the global batch that a policy may choose
+    preemptible: bool = True  # else it keeps the slots that it was first given until it ends
     # the fewest samples of a step that one slot can train, and the most that it can train at once
     # (a larger share is accumulated); None: there is no limit
     local_batches: tuple[int, int] | None = None
@@ -83,17 +79,13 @@ class TimedWork:
 
     duration_s: float  # the seconds that the work takes with `slots` slots, above 0
     slots: int  # the number of slots for which the duration is known, at least 1
-    # the fraction of the work that is divided among the slots, 0 to 1; the rest takes equally long
-    # on any number of slots
-    parallel_fraction: float = 1.0
+    parallel_fraction: float = 1.0  # of the work that is divided among the slots, 0 to 1
 
     @property
     def epochs(self) -> int:
-        """The number of epochs of the job, which is always 1."""
         return 1
 
     def end_of(self, epoch: int) -> float:
-        """Return 1, the progress at the end of the only epoch, whatever `epoch` is."""
         return 1.0
 
     def rate(self, slots: tuple[int, ...], batch: int, epoch: int) -> float:
@@ -101,16 +93,13 @@ class TimedWork:
         return 1 / self.whole_s(sum(slots))
 
     def model(self, epoch: int, progress: float) -> TimedModel:
-        """Return the model that policies get: it has the true speed and the work yet to be done."""
         return TimedModel(self, 1 - progress)
 
     def observed(self, slots: tuple[int, ...], batch: int, epoch: int) -> Observation:
-        """Return the step time that the job would measure, and None: no noise scale is known."""
         whole_s = self.whole_s(sum(slots))
         return StepTimeSample(sum(slots), len(slots), batch / sum(slots), whole_s, whole_s), None
 
     def whole_s(self, slots: int) -> float:
-        """Return the seconds that the whole work, from its begin, takes with `slots` slots."""
         return self.duration_s * self._time(slots) / self._time(self.slots)
 
     def _time(self, slots: int) -> float:
@@ -126,7 +115,6 @@ class TimedModel:
 
     @property
     def error(self) -> StepTimeError:
-        """No error: the times are the true ones."""
         return EXACT
 
     def step_s(self, slots: tuple[int, ...], batch: int) -> float:
@@ -138,7 +126,6 @@ class TimedModel:
         return 1.0
 
     def steps_left(self, batch: int) -> float:
-        """Return the fraction of the single step that is yet to be done, 0 to 1."""
         return self.left
 
 
@@ -148,7 +135,6 @@ Cells = Mapping[str | None, str | list[str] | None]  # None: the cells beyond th
 
 
 def read_trace(path: Path, cluster_slots: int) -> list[SubmittedJob]:
-    """Return the jobs of the CSV file at `path`, in the order of its rows."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             return parse_trace(file, str(path), cluster_slots)
@@ -159,7 +145,6 @@ def read_trace(path: Path, cluster_slots: int) -> list[SubmittedJob]:
 
 
 def parse_trace(lines: Iterable[str], where: str, cluster_slots: int) -> list[SubmittedJob]:
-    """Return the jobs of the lines of a CSV file, in the order of its rows."""
     reader = csv.DictReader(lines)
     header = reader.fieldnames or ()
     columns = f"columns are {', '.join(COLUMNS)}"
@@ -189,7 +174,6 @@ def parse_trace(lines: Iterable[str], where: str, cluster_slots: int) -> list[Su
 
 
 def _job(cells: Cells, cluster_slots: int) -> SubmittedJob:
-    """Return the job of one row."""
     if None in cells:
         raise UsageError("it has more cells than there are columns")
     name = _text(cells, "name")
@@ -226,7 +210,6 @@ def _text(cells: Cells, column: str) -> str:
 
 
 def _number(cells: Cells, column: str, default: float | None = None) -> float:
-    """Return the number, 0 or more, in a column."""
     text = _text(cells, column)
     if not text and default is not None:
         return default
@@ -240,7 +223,6 @@ def _number(cells: Cells, column: str, default: float | None = None) -> float:
 
 
 def _whole(cells: Cells, column: str, default: int | None = None) -> int:
-    """Return the whole number, 1 or more, in a column."""
     number = _number(cells, column, default)
     if number != int(number) or number < 1:
         raise UsageError(f"{column} is {number:g}; write a whole number, 1 or more")

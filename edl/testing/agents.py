@@ -1,7 +1,4 @@
-"""Start missing workers and wake frozen ones in a loopback job (a job in one process).
-
-:class:`Agents` does what the agents of all hosts do in a real job.
-"""
+"""Start missing workers and wake frozen ones in a loopback job, as the agents of all hosts do."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from edl.records import JobState, RequestKind
 from edl.testing.memory import MemoryJob
 from edl.testing.schedule import BackgroundTask, TaskScheduler
 
-MOST_WORKERS = 24  # that a job may start in all
+MAX_WORKERS = 24  # that a job may start in all
 
 
 class HostedWorker(Protocol):
@@ -83,16 +80,15 @@ class Agents:
         # Another one on that host would have a state that differs from the others', too.
         memory.set_desired({**memory.hosts, host: memory.hosts[host] - 1})
 
-    def see_end(self) -> None:
+    def note_end(self) -> None:
         """Record that a worker's process has ended: no host starts one for `restart_s`."""
         self._restart_at = self._job.schedule.now_s() + self._restart_s
 
     def _lacking(self) -> str | None:
-        """Return the name of a host on which a worker is to be started; None if there is none."""
         job, memory = self._job, self._job.memory
         current = memory.generation
         ended = memory.job.state is not JobState.RUNNING or (current and not current.members)
-        if ended or memory.away or len(job.workers) >= MOST_WORKERS:
+        if ended or memory.away or len(job.workers) >= MAX_WORKERS:
             return None
         for host, wanted in sorted(memory.hosts.items()):
             replaced = {
@@ -110,14 +106,12 @@ class Agents:
         return None
 
     def _may_start(self) -> bool:
-        """Return whether a worker is to be started now."""
         changes = self._job.memory.changes
         if self._lacks[0] != changes:
             self._lacks = changes, self._lacking() is not None
         return self._lacks[1] and self._job.schedule.now_s() >= self._restart_at
 
     def _start(self) -> None:
-        """Start one worker on a host that has fewer than are assigned to it; there must be one."""
         host = self._lacking()
         assert host is not None
         self._job.start_worker(host)
@@ -127,14 +121,12 @@ class Agents:
         return self._restart_at if self._lacks[1] else None
 
     def _frozen(self) -> list[tuple[float, int]]:
-        """Return (time, worker's id) for each frozen worker, the earliest time first."""
         if not (frozen := self._job.memory.frozen):
             return []
         over = self._job.memory.job.state.over
         return sorted((0.0 if over else self.thaws[worker], worker) for worker in frozen)
 
     def _may_wake(self) -> bool:
-        """Return whether a frozen worker's time to be woken, or killed, has come."""
         if not self._job.memory.frozen:
             return False
         return self._frozen()[0][0] <= self._job.schedule.now_s()

@@ -1,13 +1,9 @@
 """Train the counting model on a loopback ring; its parameters prove which samples were trained.
 
-:class:`Counting` is the training script, and its ``prove`` checks the results. The model has one
-float64 parameter w[i] for each sample. The loss of a batch is the mean of w[i] over its samples, so
-the gradient of a sample is 1 at its own place. Plain SGD with lr 1 over a global batch of N moves
-w[i] by -1/N for each time that sample i was counted. So the change of w in a step, divided by its
-smallest entry above 0, says how often each sample was counted in the step, without any knowledge of
-edl's bookkeeping (design.md, section 8). Gradients of several batches are accumulated as scripts do
-it: each is divided by their number. ``before`` (w at the last count) and ``count`` belong to the
-model, so newcomers receive them with the rest of the state.
+The model has one float64 parameter w[i] a sample, and the loss of a batch is the mean of w[i] over
+its samples. Plain SGD with lr 1 over a global batch of N moves w[i] by -1/N each time that sample i
+was counted. So the change of w in a step, over its smallest entry above 0, says how often each
+sample was counted, without any knowledge of edl's bookkeeping (design.md, section 8).
 """
 
 from __future__ import annotations
@@ -43,53 +39,30 @@ if TYPE_CHECKING:
 
 
 Vector = npt.NDArray[np.float64]
-
 TOLERANCE = 1e-6  # float64 leaves about 1e-12 of rounding; a wrong weight is far above
 
 
 class CountingModel:
-    """A model with one parameter for each sample, which counts how often each sample was trained.
-
-    It is an :class:`edl.worker.state_check.Replica`, one worker's copy of the job's state.
-
-    Args:
-        samples: the number of samples, and so of parameters.
-
-    Attributes:
-        w: the parameters, at first 0.
-        before: the parameters at the last count.
-        count: how often each sample was trained so far.
-        wrong: messages about counts that cannot be right; empty as long as all are.
-        sum: the weighted sum of the gradients accumulated for the open step; None: there are none.
-        reducer: reduces the gradients of the model; None before the first step.
-    """
+    """One parameter for each sample, and how often each was trained: a `Replica`."""
 
     framework = "loopback"
     reducer: LoopbackReducer | None = None
 
     def __init__(self, samples: int) -> None:
         self.w: Vector = np.zeros(samples)
-        self.before: Vector = np.zeros(samples)
-        self.count: Vector = np.zeros(samples)
+        self.before: Vector = np.zeros(samples)  # w at the last count
+        self.count: Vector = np.zeros(samples)  # how often each sample was trained
         self.wrong: list[str] = []
-        self.sum: Vector | None = None  # of the gradients that are accumulated
+        self.sum: Vector | None = None  # weighted, of the gradients accumulated for the open step
 
     def gradient(self, batch: Batch) -> Vector:
-        """Return the gradient of the mean loss over ``batch``, with one number for each sample.
-
-        It is 1/n for each of the n samples of the batch, and 0 for all others.
-        """
+        """Return the gradient of the mean loss: 1/n for each of the batch's n samples, else 0."""
         gradient: Vector = np.zeros(len(self.w))
         np.add.at(gradient, batch.items, 1.0 / batch.samples)
         return gradient
 
     def update(self, gradient: Vector) -> None:
-        """Make a step of plain SGD with lr 1, and add its samples to ``count``.
-
-        ``gradient`` is the mean gradient of the step. If a count that follows from it is no
-        integer, or does not fit the change of the weights, a message is added to ``wrong``; nothing
-        is raised.
-        """
+        """Make a step of SGD, and count its samples; what cannot be right is noted in `wrong`."""
         self.w = self.w - gradient
         change = self.before - self.w
         self.before = self.w
@@ -106,36 +79,18 @@ class CountingModel:
     # --- what edl asks of a framework's copy of the state
 
     def end_batch(self, step: int, epoch: int) -> None:
-        """Do nothing: the model has no objects that change at the end of a batch, as schedules do.
-
-        ``step`` and ``epoch`` are ignored.
-        """
+        """Do nothing: the model has no schedules."""
 
     def average_buffers(self, step: int, exchange: Callable[[bytes], list[bytes]]) -> None:
         """Do nothing: the model has no buffers."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Take part in the broadcast of the job's state from one worker to all others.
-
-        Args:
-            ring: the ring on which the state is sent; all its workers call this.
-            root: the rank of the worker that sends its state.
-            receive: ``NOTHING``: keep this model's state; any other value: take the state that is
-                sent.
-
-        Raises:
-            RingBroken: a worker is gone; this model is then unchanged.
-        """
         sent = self.exchange(ring, root)
         if receive is not Receive.NOTHING:
             self.restore(sent)
 
     def exchange(self, ring: Ring, root: int) -> dict[str, Vector]:
-        """Broadcast the state of the worker with rank ``root`` on ``ring``, and return it.
-
-        All workers get the arrays by name, also the root. The model itself is not changed, since
-        the ring may break halfway; RingBroken is then raised.
-        """
+        """Broadcast the state of `root`; the model stays, since the ring may break halfway."""
         sent: dict[str, Vector] = {}
         for name, mine in self.capture().items():
             found = ring.broadcast(mine.tobytes(), root, f"edl.state.{name}")
@@ -143,15 +98,9 @@ class CountingModel:
         return sent
 
     def learning_rates(self) -> dict[str, float]:
-        """Return an empty dictionary: the model has no optimizer whose learning rate may change."""
         return {}
 
     def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
-        """Return digests of the arrays ``w`` and ``count``, to compare the states of workers.
-
-        The result has the digest of each piece of an array that lies in ``group``, by the piece's
-        name. ``group`` is a range of the arrays' bytes, by default all of them.
-        """
         parts = StateArrays(lambda: {"w": self.w, "count": self.count}, lambda array: array.nbytes)
         return {
             part.name: of_array(part.value, part.start, part.stop) or 0
@@ -159,38 +108,20 @@ class CountingModel:
         }
 
     def capture(self, _share: StateShare = WHOLE_STATE) -> dict[str, Vector]:
-        """Return copies of the arrays ``w``, ``before`` and ``count``, for :meth:`restore`."""
         return {name: getattr(self, name).copy() for name in ("w", "before", "count")}
 
     def restore(self, state: object) -> None:
-        """Set ``w``, ``before`` and ``count`` to the arrays in ``state``, from :meth:`capture`."""
         assert isinstance(state, dict)
         vars(self).update(state)
 
 
 class Shards:
-    """A reader of shards with given lengths, whose samples are numbered through from 0.
-
-    With the lengths 3 and 2, shard 1 has the samples 3 and 4.
-
-    Args:
-        lengths: the number of samples in each shard.
-    """
+    """A reader of shards of given lengths: with 3 and 2, shard 1 has the samples 3 and 4."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._starts = [0, *accumulate(lengths)]
 
     def read(self, epoch: int, shard: int, offset: int, count: int) -> list[int]:
-        """Return up to ``count`` samples of a shard, the same in every epoch.
-
-        It is the method of :class:`edl.worker.sampler.StreamReader`.
-
-        Args:
-            epoch: the epoch, which is ignored.
-            shard: the index of the shard, from 0.
-            offset: the index in the shard of the first sample to return.
-            count: the most samples to return; fewer are returned at the end of the shard.
-        """
         start, stop = self._starts[shard : shard + 2]
         return [*range(start + offset, min(stop, start + offset + count))]
 
@@ -199,39 +130,19 @@ class TrainingData(Protocol):
     """The data that a counting script trains on; :class:`Counting` has these attributes."""
 
     @property
-    def samples(self) -> int:
-        """The number of samples in an epoch."""
-
+    def samples(self) -> int: ...
     @property
-    def batch_size(self) -> int:
-        """The samples of one worker's batch, or of all workers' together if the source is aligned.
-
-        In an aligned source the global batches have the same samples whatever the number of
-        workers.
-        """
-
+    def batch_size(self) -> int: ...
     @property
-    def shards(self) -> tuple[int, ...]:
-        """The lengths of the shards of a stream; empty if the data are no stream."""
-
+    def shards(self) -> tuple[int, ...]: ...
     @property
-    def shared(self) -> bool:
-        """Whether the samples are one stream of one shard, which all workers read together."""
+    def shared(self) -> bool: ...
 
 
 def source_of(
     data: TrainingData, prefetch_batches: int, batching: Batching | None = None
 ) -> tuple[Source, StreamReader | None]:
-    """Return the data source of a counting script, and its reader if the source is a stream.
-
-    The reader is None for numbered samples. Samples (of a stream: its shards) are shuffled in each
-    epoch with the seed 7; a shared stream is not.
-
-    Args:
-        data: the samples, their shards, and the batch size.
-        prefetch_batches: how many batches a worker forms ahead.
-        batching: how batches are formed; None: each worker's batch has ``data.batch_size`` samples.
-    """
+    """Return a counting script's data source, shuffled with seed 7, and the reader of a stream."""
     batching, shards, shared = batching or Batching(data.batch_size), data.shards, data.shared
     if not shards:
         kind = AlignedSource if batching.global_batch else Source
@@ -241,17 +152,9 @@ def source_of(
 
 
 class CountingBatchSource:
-    """The batches that a worker forms from its leases, as :class:`edl.binding.loop.BatchSource`.
+    """The batches that a worker forms from its leases, as :class:`edl.binding.loop.BatchSource`."""
 
-    To imitate slow loading, the first LATE (2) calls of :meth:`next` that do not wait return
-    padding batches; then the data count as loaded. The attribute ``batch`` is the last result.
-
-    Args:
-        worker: the worker that trains the batches.
-        prefetch_batches: how many batches to form ahead.
-    """
-
-    LATE = 2
+    LATE = 2  # slow loading: so many calls that do not wait get padding
 
     def __init__(self, worker: Worker, prefetch_batches: int) -> None:
         self._late = self.LATE
@@ -268,15 +171,7 @@ class CountingBatchSource:
         """Do nothing: this source loses no samples that need to be formed into batches again."""
 
     def next(self, waits: bool = True) -> tuple[Batch, bool]:
-        """Return the next batch, and whether it counts for nothing.
-
-        A batch of the warm-up counts for nothing; so does a padding batch (of weight zero), which
-        is returned when the worker has no more leases.
-
-        Args:
-            waits: whether to wait until data are loaded; if not, the result is a padding batch in
-                the first LATE calls.
-        """
+        """Return the next batch, and whether it counts for nothing: of a warm-up, or padding."""
         worker = self._worker
         if not worker.warming_up:
             while len(self._ahead) <= self._prefetch_batches:
@@ -296,16 +191,7 @@ class CountingBatchSource:
 
 
 def accumulated(worker: Worker, model: CountingModel, gradient: Vector) -> Vector:
-    """Return the sum of the step's gradients so far, each weighted by the samples of its batch.
-
-    The weight is the number of samples over the nominal batch size, 0 for padding. The caller
-    stores the sum in ``model.sum``.
-
-    Args:
-        worker: the worker, with the newest batch open.
-        model: the model, whose ``sum`` is that of the earlier gradients; None: there are none.
-        gradient: the gradient of the newest batch.
-    """
+    """Return the sum of the step's gradients so far, each weighted by the samples of its batch."""
     loader = worker.loader
     batch_size = loader.progress.source.batch_size
     part: Vector = Share(loader.batch_weight).send_weight(batch_size) * gradient
@@ -313,14 +199,7 @@ def accumulated(worker: Worker, model: CountingModel, gradient: Vector) -> Vecto
 
 
 class CountingNoise(NoiseMeter):
-    """A noise meter for the counting model, whose gradients consist of noise alone.
-
-    Each sample has a parameter of its own, so the mean gradient of n samples has the squared norm
-    1 / n.
-
-    Args:
-        worker: the worker whose gradients are measured.
-    """
+    """A noise meter; the mean gradient of n samples of the model has the squared norm 1 / n."""
 
     def _square(self, gradients: Looked) -> float:
         return float(sum(times * (each @ each) for each, times in gradients))
@@ -333,21 +212,7 @@ def train_step(
     gradient: Vector,
     noise: CountingNoise | None = None,
 ) -> bool:
-    """Train one step as edl's frameworks do: reduce the gradient, and update the model with it.
-
-    In a warm-up nothing is sent or updated.
-
-    Args:
-        worker: the worker, with an open batch; the call completes its step.
-        member: its place in the loopback ring.
-        model: the model to update; its ``sum``, the earlier gradients of the step, becomes None.
-        gradient: the gradient of the step's last batch.
-        noise: measures the gradient noise scale; None: it is not measured.
-
-    Returns:
-        Whether this worker completed the step; False if the other workers had completed it, and
-        this worker received their state, or if the step goes on with more pieces.
-    """
+    """Reduce the gradient, and update; False: others completed the step, or it goes on."""
     if model.reducer is None:
         model.reducer = LoopbackReducer(worker, member, len(gradient))
     reducer = model.reducer
@@ -372,49 +237,26 @@ def train_step(
 
 @dataclass(frozen=True)
 class Counting:
-    """A training script of the counting model; call it with a worker of a loopback job.
-
-    Attributes:
-        samples: the number of samples in the data.
-        epochs: how often each sample is trained.
-        batch_size: the samples of a worker's batch.
-        prefetch_batches: how many batches a worker forms ahead.
-        exchange_every: workers exchange messages each time after this many steps; 0: never.
-        accumulated: the gradients of this many batches make one step, after ``single`` steps of one
-            batch each.
-        single: the number of steps at the start that have one batch each.
-        step_s: how long a batch takes, in virtual seconds.
-        shards: the lengths of the shards, if the samples are a stream; empty: they are no stream.
-        shared: all workers read the stream together, and it has one shard.
-        max_global_batch: the most samples in a batch of all workers together; 0: any.
-        aligned: ``batch_size`` is of all workers together, and the global batches have the same
-            samples however many workers there are.
-        batch_range: the least and largest global batch, in samples; the leader asks for another
-            batch between them every 3 steps. (0, 0): it asks for none.
-        micro_batch: the samples that a worker trains at once; 0: its whole batch.
-        logical: how many logical workers there are, each of which trains ``batch_size`` samples of
-            a step; 0: none.
-    """
+    """A training script of the counting model; call it with a worker of a loopback job."""
 
     samples: int = 48
     epochs: int = 2
     batch_size: int = 2
     prefetch_batches: int = 0
-    exchange_every: int = 0
-    accumulated: int = 1
+    exchange_every: int = 0  # steps between exchanges of messages; 0: none
+    accumulated: int = 1  # batches of a step, after `single` steps of one batch each
     single: int = 0
-    step_s: float = 0.1
-    shards: tuple[int, ...] = ()
-    shared: bool = False
+    step_s: float = 0.1  # of a batch, in virtual seconds
+    shards: tuple[int, ...] = ()  # their lengths, if the samples are a stream
+    shared: bool = False  # all read the stream, of one shard, together
     max_global_batch: int = 0
-    aligned: bool = False
-    batch_range: tuple[int, int] = (0, 0)
+    aligned: bool = False  # `batch_size` is of all workers, and global batches keep their samples
+    batch_range: tuple[int, int] = (0, 0)  # the leader asks for another batch every 3 steps
     micro_batch: int = 0
-    logical: int = 0
+    logical: int = 0  # logical workers, each with `batch_size` samples of a step
 
     @property
     def _batching(self) -> Batching:
-        """The rule by which batches are formed, made of the fields (like `batch_size`)."""
         micro = self.micro_batch
         if self.logical:
             return logical_batching("Counting", Batching(self.batch_size), self.logical)
@@ -445,7 +287,9 @@ class Counting:
             while steps.begin():
                 assert feed.batch is not None
                 one.compute(self.cost_s(one))
-                self._request_size(one)
+                least, most = self.batch_range
+                if most:  # as a leader's policy does
+                    one.shared.request_batch(least + worker.step // 3 * 5 % (most - least + 1))
                 round_ += 1
                 together = self.accumulated if worker.step >= self.single else 1
                 gradient = model.gradient(feed.batch) / together
@@ -474,40 +318,17 @@ class Counting:
                     told = f"w{worker.id} " * worker.id + f"step {worker.step}"  # uneven sizes
                     exchanged[worker.step] = worker.exchange_bytes(told.encode())
         progress = worker.loader.progress
+        noise_scale, changes = progress.noise.scale, progress.batches
         one.result = Counted(
-            model,
-            worker.step,
-            exchanged,
-            sizes,
-            progress.noise.scale,
-            largest,
-            ring,
-            split,
-            progress.batches,
-            rounds,
+            model, worker.step, exchanged, sizes, noise_scale, largest, ring, split, changes, rounds
         )
 
-    def _request_size(self, one: LoopbackWorker) -> None:
-        """Request another global batch within `batch_range`, as a leader's policy does."""
-        least, most = self.batch_range
-        if most:
-            one.shared.request_batch(least + one.worker.step // 3 * 5 % (most - least + 1))
-
     def cost_s(self, one: LoopbackWorker) -> float:
-        """Return how long the next batch of the worker ``one`` takes, in virtual seconds.
-
-        Here it is ``step_s`` for all workers. Tests override this method.
-        """
+        """Return how long the next batch of `one` takes, in virtual seconds; tests override it."""
         return self.step_s
 
     def prove(self, results: Mapping[int, Counted]) -> None:
-        """Assert that all workers counted each sample once an epoch and ended with the same state.
-
-        ``results`` are the results of the workers that trained to the end, by worker id.
-
-        Raises:
-            AssertionError: a result is wrong, or there is none; the message says which one.
-        """
+        """Assert that all workers counted each sample once an epoch, and have the same state."""
         assert results, "nobody trained to the end"
         first = next(iter(results.values()))
         for worker, result in results.items():
@@ -533,50 +354,23 @@ class Counting:
 
 @dataclass(frozen=True)
 class Counted:
-    """The result of one worker that has trained the counting model to the end.
-
-    A step is given by the number of steps that the job has completed with it, from 1.
-
-    Attributes:
-        model: the model as it was trained, with how often each sample was counted.
-        steps: the number of steps of the job, also of those before the worker joined.
-        exchanged: by step, the messages or numbers that the workers gave to the exchange after it,
-            in rank order.
-        sizes: by step, the size of the ring that completed it; 0 if this worker missed the step.
-        noise: the measured gradient noise scale.
-        largest: the most samples of all workers in a step that this worker trained.
-        ring: the largest size of a ring in which the worker began a step, whether it was completed
-            or not.
-        split: the number of steps whose samples come from more than one aligned global batch, or,
-            with logical workers, are not all of one.
-        batches: the changes of the global batch: (number of the first update with it, samples).
-        rounds: by step, how many batches and microbatches this worker had in it.
-    """
+    """The result of one worker that has trained to the end; steps are the job's, from 1."""
 
     model: CountingModel
-    steps: int
-    exchanged: Mapping[int, Sequence[bytes] | Sequence[Sequence[float]]]
-    sizes: Mapping[int, int]
+    steps: int  # of the job, also before the worker joined
+    exchanged: Mapping[int, Sequence[bytes] | Sequence[Sequence[float]]]  # by step, in rank order
+    sizes: Mapping[int, int]  # by step, of the ring that completed it; 0: the worker missed it
     noise: NoiseScale = UNKNOWN
-    largest: int = 0
-    ring: int = 1
-    split: int = 0
-    batches: tuple[tuple[int, int], ...] = ()
-    rounds: Mapping[int, int] = field(default_factory=dict)
-
-
-# ------------------------------------------------------------
-# Make a known gradient noise scale, to test learning rates and batch sizes that follow it.
-#
-# `known_noise` makes it.
-
-
-ENOUGH = 20  # measurements that all say the same
+    largest: int = 0  # samples of all workers in a step
+    ring: int = 1  # the largest in which it began a step
+    split: int = 0  # steps whose samples are not those of one global batch
+    batches: tuple[tuple[int, int], ...] = ()  # (first update, samples) of each global batch
+    rounds: Mapping[int, int] = field(default_factory=dict)  # by step, its batches and microbatches
 
 
 def known_noise(noise: float, signal: float, batch: int, update: int = 0) -> NoiseScale:
-    """Return a gradient noise scale after ENOUGH (20) measurements with equal values."""
+    """Return a gradient noise scale after enough measurements with equal values."""
     known = UNKNOWN
-    for _ in range(ENOUGH):
+    for _ in range(20):
         known = known.after(NoiseSample(noise, signal), batch, update)
     return known

@@ -46,24 +46,16 @@ from edl.zookeeper.store import JobStore
 
 EDL = Path(sys.executable).parent / "edl"
 MARK = "EDL_TEST_MARK"
-LOOK_S = 0.25  # between two looks at a job
+POLL_S = 0.25  # between two looks at a job
 WAIT_S = 240.0  # for what the job does; a busy machine takes a minute to start a worker
 END_S = 60.0  # for agents of other hosts, and helpers of workers, to notice the end of a job
-
 Status = dict[str, Any]
 
 
 def start_process(
     command: Sequence[str | Path], directory: Path, environment: Mapping[str, str], output: Path
 ) -> subprocess.Popen[bytes]:
-    """Start ``command`` in an operating-system session of its own, and return the process.
-
-    Args:
-        command: the program and its arguments.
-        directory: the working directory.
-        environment: all environment variables of the process.
-        output: the file to which its standard output and standard error are appended.
-    """
+    """Start ``command`` in a session of its own, and append its output to ``output``."""
     with output.open("ab") as file:
         return subprocess.Popen(
             command,
@@ -139,8 +131,6 @@ class Run:
     ) -> None:
         """Start ``edl run`` for a script, begin to watch the job, and return at once.
 
-        Its output is appended to a file (see :meth:`output`).
-
         Args:
             script: the Python script.
             *arguments: the arguments of the script.
@@ -157,9 +147,6 @@ class Run:
         """Slow down the steps of the job, from the next one on, in place of an earlier rule.
 
         The script calls :func:`edl.testing.throttle.throttle_step`, or runs under that module.
-
-        Args:
-            how: the rule for how long each step sleeps.
         """
         how.put(self._throttled)
 
@@ -176,7 +163,6 @@ class Run:
         return self.start_process(command, self.directory, self.environment | environment, output)
 
     def _follow(self, agent: subprocess.Popen[bytes]) -> None:
-        """Record that the job ends when the process `agent` ends; watch the job in a thread."""
         if self._process is not None:
             self._stop_watching()
         self._closing = False
@@ -188,8 +174,7 @@ class Run:
     def edl(self, verb: str, *arguments: str) -> str:
         """Run ``edl <verb>`` with ``arguments`` on this job; return its standard output as text.
 
-        If the command fails, an AssertionError shows its error output. After 60 s it is killed, and
-        subprocess.TimeoutExpired is raised.
+        If the command fails, an AssertionError shows its error output.
         """
         done = self.try_edl(verb, *arguments)
         assert done.returncode == 0, f"edl {verb} ended with {done.returncode}: {done.stderr}"
@@ -198,9 +183,7 @@ class Run:
     def try_edl(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run ``edl <verb>`` with ``arguments`` on this job, which may fail.
 
-        Returns:
-            The completed process, with its exit code, output and error output as text. After 60 s
-            the command is killed, and subprocess.TimeoutExpired raised.
+        After 60 s the command is killed, and subprocess.TimeoutExpired raised.
         """
         return subprocess.run(
             [*self.there, EDL, verb, self.name, *arguments],
@@ -236,11 +219,7 @@ class Run:
             return status_of(store)
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """Return the job's events so far, the oldest first, as ``edl events --json`` prints them.
-
-        ``kind`` selects the events of one kind; None: of all kinds. The errors are those of
-        :meth:`status`, such as UnknownJob.
-        """
+        """Return the job's events (of one ``kind``), the oldest first; errors as :meth:`status`."""
         if self.there:
             events = [json.loads(line) for line in self.edl("events", "--json").splitlines()]
         else:
@@ -251,7 +230,6 @@ class Run:
     # --- processes ---
 
     def _watch(self) -> None:
-        """Keep the newest status of the job in `_newest`, read from ZooKeeper every 0.25 s."""
         if self.there:
             self._watch_from_there()
             return
@@ -259,12 +237,11 @@ class Run:
             self._again = False
             with contextlib.suppress(CoordinationError, UnknownJob), self.store(5.0) as store:
                 while self._is_watching() and not self._again:
-                    self._look(store)
-                    time.sleep(LOOK_S)
-            time.sleep(LOOK_S)  # the job is not written down yet, or ZooKeeper is not there
+                    self._poll(store)
+                    time.sleep(POLL_S)
+            time.sleep(POLL_S)  # the job is not written down yet, or ZooKeeper is not there
 
-    def _look(self, store: JobStore) -> None:
-        """Read the status of the job once from `store`, and keep it in `_newest`."""
+    def _poll(self, store: JobStore) -> None:
         try:
             self._newest = status_of(store)
         except CoordinationError as error:
@@ -277,7 +254,6 @@ class Run:
         return not self._closing and self._process is not None and self._process.poll() is None
 
     def _stop_watching(self) -> None:
-        """Stop the thread that watches the job, and the process that it may have started."""
         self._closing = True
         if self._status_process is not None:
             self._status_process.kill()  # it would watch until the job ends
@@ -287,12 +263,9 @@ class Run:
     def store(self, connect_timeout_s: float = 10.0) -> Iterator[JobStore]:
         """Open the job's records in ZooKeeper for the time of a ``with`` block, and yield them.
 
-        Args:
-            connect_timeout_s: how long ZooKeeper may take to answer at first.
-
         Raises:
             UnknownJob: the job is not registered in ZooKeeper yet.
-            CoordinationError: ZooKeeper does not answer.
+            CoordinationError: ZooKeeper does not answer within ``connect_timeout_s``.
         """
         known = candidates(self.directory / "state" / "edl", self.name, None)
         if not known:
@@ -303,7 +276,6 @@ class Run:
             yield JobStore(session, self.name)
 
     def _watch_from_there(self) -> None:
-        """Keep the newest status of the job in `_newest`, read from `edl status --watch`."""
         # In place of `_watch`: this process is in another network than ZooKeeper.
         environment = {k: v for k, v in self.environment.items() if k != MARK}
         while self._is_watching():
@@ -320,10 +292,7 @@ class Run:
                     self._newest = json.loads(line)
 
     def look_again(self) -> None:
-        """Forget the last status, and let the watching thread open a new ZooKeeper session.
-
-        It is for tests in which the ZooKeeper that was watched has been replaced by another one.
-        """
+        """Forget the last status, and open a new session: ZooKeeper was replaced."""
         self._newest, self._again = None, True
         if self._status_process is not None:
             self._status_process.kill()
@@ -345,10 +314,7 @@ class Run:
         return found
 
     def workers(self, script: Path) -> set[int]:
-        """Return the pids of the job's processes that have ``script`` among their arguments.
-
-        The agent is left out; so is a process whose parent is in the job and not the agent.
-        """
+        """Return the pids of processes that run ``script``, without agent and workers' helpers."""
         agent = self._process.pid if self._process is not None else None
         found = {p.pid: p for p in self.processes() if p.pid != agent}
         return {
@@ -395,8 +361,8 @@ class Job(Run):
     """A job that ``edl run`` runs, with methods by which a test waits for it and injects faults.
 
     :func:`started` makes it; the constructor takes the arguments of :class:`Run`. The methods that
-    wait raise AssertionError if the job ends before, or after WAIT_S (240) seconds by default.
-    Workers are named as in the status: "w0", "w1" and so on.
+    wait, also for a worker that is named, raise AssertionError if the job ends before, or after
+    ``timeout_s`` (240) seconds. Workers are named as in the status: "w0", "w1" and so on.
     """
 
     # --- watching ---
@@ -411,9 +377,6 @@ class Job(Run):
                 same one; the wait ends when its result is true.
             what: the thing waited for, for messages.
             timeout_s: how long to wait, in seconds.
-
-        Raises:
-            AssertionError: the job ended before, or the time is over.
         """
         deadline = time.monotonic() + timeout_s
         while (now := self._newest) is None or not condition(now):
@@ -430,9 +393,6 @@ class Job(Run):
         """Wait until ``size`` workers are active in the ring, and the job has no other workers.
 
         Then wait for one more step, and return the status of the job after it.
-
-        Raises:
-            AssertionError: the job ended before, or one of the waits takes ``timeout_s`` seconds.
         """
 
         def reached(now: Status) -> bool:
@@ -443,11 +403,7 @@ class Job(Run):
         return self.wait_for_step(then["step"] + 1, timeout_s)
 
     def wait_for_eviction(self, timeout_s: float = WAIT_S) -> Status:
-        """Wait until a worker was evicted and no evicted worker is a member; return the status.
-
-        Raises:
-            AssertionError: the job ended before, or ``timeout_s`` seconds are over.
-        """
+        """Wait until a worker was evicted and no evicted worker is a member; return the status."""
 
         def gone(now: Status) -> bool:
             evicted = {event["worker"] for event in self.events("evicted")}
@@ -456,19 +412,13 @@ class Job(Run):
         return self.wait(gone, "eviction", timeout_s)
 
     def wait_for_step(self, step: int, timeout_s: float = WAIT_S) -> Status:
-        """Wait until the job has completed ``step`` steps or more, and return its status.
-
-        Raises:
-            AssertionError: the job ended before, or ``timeout_s`` seconds are over.
-        """
+        """Wait until the job has completed ``step`` steps or more, and return its status."""
         return self.wait(lambda now: now["step"] >= step, f"step {step}", timeout_s)
 
     def end(self, timeout_s: float = 120.0) -> int:
         """Wait for the end of ``edl run`` and of the job's other processes; return its exit code.
 
-        Raises:
-            AssertionError: the job does not end within ``timeout_s`` seconds, or one of its
-                processes lives on for END_S (60) seconds.
+        The others have END_S (60) seconds.
         """
         assert self._process is not None
         try:
@@ -485,14 +435,13 @@ class Job(Run):
     # --- faults ---
 
     def process(self, name: str) -> psutil.Process:
-        """Wait up to 240 s until the status shows worker ``name``; return its process."""
+        """Wait until the status shows worker ``name``; return its process."""
         return psutil.Process(self.members(name)[name]["pid"])
 
     def members(self, *names: str) -> dict[str, Any]:
-        """Wait up to 240 s until the status shows all ``names``; return all workers by name.
+        """Wait until the status shows all ``names``; return all workers by name.
 
-        A worker in the result is its dict in the status. On a busy machine a session may end and be
-        opened again at any time, so a name may be missing for a while.
+        On a busy machine a session may end and be opened again, and a name be missing meanwhile.
         """
 
         def found(now: Status) -> dict[str, Any]:
@@ -502,23 +451,20 @@ class Job(Run):
         return found(now)
 
     def leader(self) -> str:
-        """Wait up to 240 s until a worker leads the job, and return its name."""
+        """Wait until a worker leads the job, and return its name."""
         return str(self.wait(lambda now: now["leader"], "a leader")["leader"])
 
     def plain(self) -> str:
-        """Wait up to 240 s for a leader and another worker, and return the name of the other."""
+        """Wait for a leader and another worker, and return the name of the other."""
         now = self.wait(lambda now: now["leader"] and len(now["members"]) > 1, "two members")
         return next(str(m["id"]) for m in now["members"] if m["id"] != now["leader"])
 
     def kill(self, name: str) -> None:
-        """Wait up to 240 s until the status shows the worker ``name``, and send it SIGKILL."""
+        """Send SIGKILL to the worker ``name``."""
         self.process(name).kill()
 
     def freeze(self, name: str) -> None:
-        """Wait up to 240 s until the status shows the worker ``name``, and freeze it by SIGSTOP.
-
-        It stays frozen until :meth:`thaw`.
-        """
+        """Freeze the worker ``name`` by SIGSTOP, until :meth:`thaw`."""
         self.process(name).send_signal(signal.SIGSTOP)
 
     def stopped(self) -> list[psutil.Process]:
@@ -531,17 +477,11 @@ class Job(Run):
             process.send_signal(signal.SIGCONT)
 
     def cut(self, name: str) -> None:
-        """Break the ring connections of the worker ``name`` by ``edl chaos``; no process ends.
-
-        The job must have been started with ``options=["--chaos"]``.
-        """
+        """Break the worker's ring connections, with ``options=["--chaos"]``; no process ends."""
         self.edl("chaos", "--cut", name)
 
     def expire(self, name: str) -> None:
-        """End the ZooKeeper session of worker ``name`` by ``edl chaos``; the worker opens another.
-
-        The job must have been started with ``options=["--chaos"]``.
-        """
+        """End the worker's ZooKeeper session, with ``options=["--chaos"]``; it opens another."""
         self.edl("chaos", "--expire-session", name)
 
 
@@ -569,10 +509,8 @@ def started(
         max_np: the largest number of workers.
         min_np: the smallest number of workers.
         options: more options of ``edl run``.
-        environment: variables for all processes of the job, added to :attr:`Run.environment`; None:
-            none.
-        throttled: how slow the steps are until :meth:`Job.hurry` is called, see
-            :mod:`edl.testing.throttle`; None: they are not slowed down.
+        environment: variables for all processes of the job, added to :attr:`Run.environment`.
+        throttled: how slow the steps are until :meth:`Job.hurry` is called; None: not slowed down.
     """
     script, *arguments = command
     job = Job(directory, zookeeper)

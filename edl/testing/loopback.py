@@ -37,12 +37,11 @@ from edl.step.engine import StepState
 from edl.step.weighting import Weights
 from edl.testing.agents import Agents
 from edl.testing.memory import ADDRESS, MemoryCoordinator, MemoryJob
-from edl.testing.schedule import MOST_DECISIONS, BackgroundTask, Random, Task, TaskScheduler
+from edl.testing.schedule import MAX_DECISIONS, BackgroundTask, Random, Task, TaskScheduler
 from edl.worker.shared_state import SharedState
 from edl.worker.worker import Worker
 
 FROZEN_S = 40.0  # longer than anybody waits for a frozen worker
-
 Act = Callable[["LoopbackJob"], None]
 
 
@@ -52,18 +51,13 @@ class LoopbackWorker:
 
     Attributes:
         id: the id of the worker, which is its number in order of starts, from 0.
-        host: the name of its host.
-        slot: the number of its slot on the host, from 0.
         worker: the :class:`edl.worker.worker.Worker` that the thread runs.
         member: its place in the loopback network.
-        schedule: the scheduler of the job, which has its virtual time.
         coordinator: the worker's access to the records of the job, in place of ZooKeeper.
         shared: the state that its training thread and its daemon share.
         result: what the script stores here at its end; None: nothing yet.
         model: the model that the script trains, if the script stores it here; else None.
         points: the number of points (see :class:`PassedPoint`) that the worker has passed.
-        fails_next: whether its next collective is to fail.
-        task: the task of the schedule whose thread runs the worker.
         ended: whether its process is gone.
         error: the exception that ended its script; None: the script has not ended by one.
     """
@@ -85,10 +79,7 @@ class LoopbackWorker:
     error: BaseException | None = None
 
     def compute(self, seconds: float) -> None:
-        """Let ``seconds`` of virtual time pass, as the computation of a step takes them.
-
-        Call it in the worker's thread. Other workers run meanwhile.
-        """
+        """Let ``seconds`` of virtual time pass in the worker's thread, as a step takes them."""
         self.schedule.sleep(seconds)
 
     @property
@@ -98,17 +89,10 @@ class LoopbackWorker:
 
 
 class PassedPoint(NamedTuple):
-    """A record that a worker has passed a point: a failpoint, or a moment of a collective.
-
-    Attributes:
-        worker: the id of the worker.
-        number: the number of the point among all points that the worker has passed, from 1.
-        name: the name of the failpoint (:mod:`edl.failpoints`), or the collective and its phase,
-            with a space between them.
-    """
+    """A failpoint (:mod:`edl.failpoints`), or phase of a collective, that a worker passed."""
 
     worker: int
-    number: int  # its how many-th point
+    number: int  # among the worker's points, from 1
     name: str
 
 
@@ -116,10 +100,9 @@ class PassedPoint(NamedTuple):
 class _Orders:
     """The actions that a test wants carried out during a run."""
 
-    # by (worker id, number of its point), the actions when the worker passes that point
+    # (worker id, number of its point) -> the actions when it passes that
     at_points: dict[tuple[int, int], list[Act]] = field(default_factory=dict)
-    # (number of steps, action), in order of the steps: each action is carried out once, when the
-    # first worker has completed so many steps
+    # in order of the steps that the first worker must have completed
     after_steps: list[tuple[int, Act]] = field(default_factory=list)
 
 
@@ -175,7 +158,7 @@ class LoopbackJob:
         on_divergence: str = "end",
         stragglers: Stragglers | None = None,
         logical: int = 0,
-        most_decisions: int = MOST_DECISIONS,
+        most_decisions: int = MAX_DECISIONS,
     ) -> None:
         self._script = script
         self._policy = None if stragglers is None else PolicyFile("", stragglers=stragglers)
@@ -206,57 +189,39 @@ class LoopbackJob:
     # --- what is to happen
 
     def at(self, worker: int, point: int, act: Act) -> None:
-        """Have an action carried out once, when a worker passes one of its points, in its thread.
+        """Have ``act(job)`` called once, in the worker's thread, when it passes this point.
 
-        Nothing happens if the worker has passed the point before, or never reaches it. Several
-        actions for one point are carried out in the order of the calls.
-
-        Args:
-            worker: the id of the worker.
-            point: the number of the point, as in :class:`PassedPoint`.
-            act: the action; it is called with this job.
+        Nothing happens if the worker has passed the point before, or never reaches it.
         """
         self._orders.at_points.setdefault((worker, point), []).append(act)
 
     def after_step(self, step: int, act: Act) -> None:
-        """Have ``act(job)`` called once, when a worker has completed ``step`` steps of the job.
-
-        The first worker to do so calls it in its thread, at the next point (:class:`PassedPoint`)
-        that it passes.
-        """
+        """Have ``act(job)`` called once, at the next point of the first worker at ``step``."""
         self._orders.after_steps.append((step, act))
         self._orders.after_steps.sort(key=lambda order: order[0])
 
     # --- what people do
 
     def scale(self, hosts: Mapping[str, int]) -> None:
-        """Set the desired number of workers of each host, as ``edl scale`` does.
+        """Set the desired number of workers of each host (others get none), as ``edl scale`` does.
 
-        A host that is not in ``hosts`` is to have none. Each host in ``hosts`` gets an agent if it
-        has none. The workers start and leave later.
+        Each host in ``hosts`` gets an agent if it has none. The workers start and leave later.
         """
         self.memory.set_desired(hosts)
         self._agents.come()
 
     def drain(self, worker: int) -> None:
-        """Request that worker number ``worker`` leaves for good, as ``edl drain`` does.
-
-        The leader decides about the request later.
-        """
+        """Request that a worker leaves for good, as ``edl drain``; the leader decides later."""
         self.memory.ask(RequestKind.DRAIN, worker)
 
     def replace(self, worker: int) -> None:
-        """Request, as a leader's policy does, that a new worker replaces worker number ``worker``.
-
-        Later, the new worker enters the ring in the same switch in which the old one leaves.
-        """
+        """Request that a new worker replaces this one in one switch, as a leader's policy does."""
         self.memory.ask(RequestKind.REPLACE, worker)
 
     def terminate(self, worker: int) -> None:
         """Ask worker number ``worker`` to leave, as SIGTERM does.
 
         It leaves at the next switch (change to a new ring), or at once when it is not in the ring.
-        Nothing happens if it has ended.
 
         Raises:
             SystemExit: the worker leaves at once, and the call is made in its own thread.
@@ -272,18 +237,13 @@ class LoopbackJob:
             self.kill(worker)  # it ends where it is; nobody waits for it
 
     def stop(self, reason: str = "a test stops it") -> None:
-        """Ask all workers to stop the job, as ``edl stop`` does.
-
-        ``reason`` is what the job records as the reason. Nothing happens if the job is over.
-        """
+        """Ask all workers to stop the job for ``reason``, as ``edl stop`` does."""
         self.memory.set_state(JobState.STOPPING, reason)
 
     # --- faults
 
     def kill(self, worker: int) -> None:
         """End the process of worker number ``worker`` at once, as SIGKILL does.
-
-        Nothing happens if it has ended.
 
         Raises:
             Killed: the call is made in that worker's own thread, which it ends.
@@ -298,9 +258,8 @@ class LoopbackJob:
     def freeze(self, worker: int, seconds: float = FROZEN_S) -> None:
         """Freeze worker number ``worker``, as SIGSTOP does, and wake it after virtual ``seconds``.
 
-        A frozen worker does nothing, and its connections stay open; a worker that freezes itself
-        goes on to its next wait or point. If it is still frozen at the end of the job, its agent
-        kills it. Nothing happens if it is frozen already, or has ended.
+        A worker that freezes itself goes on to its next wait or point. One that is frozen at the
+        end of the job is killed.
         """
         one = self.workers[worker]
         if one.ended or worker in self.memory.frozen:
@@ -324,25 +283,16 @@ class LoopbackJob:
         self.schedule.thaw(one.task)
 
     def cut(self, worker: int) -> None:
-        """Break the ring connections of worker number ``worker``; no process ends.
-
-        Nothing happens if the worker has ended.
-        """
+        """Break the ring connections of worker number ``worker``; no process ends."""
         if not self.workers[worker].ended:
             self.network.member(worker).cut()
 
     def fail(self, worker: int) -> None:
-        """Make the next collective or rendezvous of worker number ``worker`` fail.
-
-        It raises CollectiveFailed in that worker, and may then fail on other workers, too.
-        """
+        """Make the worker's next collective or rendezvous raise CollectiveFailed."""
         self.workers[worker].fails_next = True
 
     def delay(self, worker: int, seconds: float = 5.0) -> None:
-        """Let worker number ``worker`` sleep for ``seconds`` of virtual time.
-
-        Call it in that worker's thread; in another one nothing happens.
-        """
+        """Let the worker, in whose thread this is called, sleep for virtual ``seconds``."""
         if self.workers[worker].task is self.schedule.current:
             self.schedule.sleep(seconds)
 
@@ -394,20 +344,13 @@ class LoopbackJob:
 
     @property
     def errors(self) -> dict[int, BaseException]:
-        """The error that ended each failed script, by the id of its worker.
-
-        Kills and orderly leaves do not count.
-        """
+        """The error that ended each failed script, by worker id; kills and leaves do not count."""
         quiet = (Killed, SystemExit)
         found = {one.id: one.error for one in self.workers}
         return {w: error for w, error in found.items() if error and not isinstance(error, quiet)}
 
     def describe(self) -> str:
-        """Return a text of several lines about the run, for messages of tests.
-
-        It has the state of the job and of each task, the generations, how far each worker came, and
-        the leader's last 20 decisions.
-        """
+        """Return a text about the run: job, tasks, generations, workers, the last 20 decisions."""
         generations = "\n".join(
             f"  {g.number}: {g.worker_ids} ({g.reason})" for g in self.memory.generations
         )
@@ -426,10 +369,7 @@ class LoopbackJob:
     # --- processes
 
     def start_worker(self, host: str) -> None:
-        """Start one more worker on ``host``, in its lowest free slot, as the host's agent does.
-
-        The worker gets the next id; its thread begins to run when the schedule chooses it.
-        """
+        """Start one more worker on ``host``, in its lowest free slot, as the host's agent does."""
         number = len(self.workers)
         used = {one.slot for one in self.workers if one.host == host and not one.ended}
         slot = next(n for n in range(99) if n not in used)
@@ -455,7 +395,6 @@ class LoopbackJob:
         self._of[one.task] = one
 
     def _live(self, one: LoopbackWorker) -> None:
-        """Run the worker `one` from its start to its end; this is what its thread does."""
         try:
             try:
                 one.worker.start()
@@ -476,14 +415,13 @@ class LoopbackJob:
                 self._end(one)
 
     def _end(self, one: LoopbackWorker) -> None:
-        """Record that the process of the worker `one` is gone."""
         one.ended = True
         left = [other for other in self.workers if not other.ended]
         if not any(other.holds_state for other in left) and (
             one.holds_state or not any(other.worker.generation for other in left)
         ):
             self.state_lost = True
-        self._agents.see_end()
+        self._agents.note_end()
         self.memory.frozen.pop(one.id, None)
         self.memory.gone[one.id] = self.schedule.now_s()
         self.network.lose(one.id)
@@ -494,7 +432,6 @@ class LoopbackJob:
     # --- points
 
     def _moment(self, moment: CollectivePoint) -> None:
-        """Record a phase of a collective as a passed point, in the thread of the worker."""
         if moment.phase is Phase.BEFORE and moment.name.startswith("edl.gradient"):
             return  # right after a point of the step
         self._point(f"{moment.name} {moment.phase.value}")
@@ -504,7 +441,6 @@ class LoopbackJob:
             raise CollectiveFailed(f"{moment.name}: a test lets it fail")
 
     def _point(self, name: str) -> None:
-        """Record that the worker of the calling thread has passed the point `name`."""
         task = self.schedule.current
         if task is None:
             return
@@ -592,7 +528,6 @@ class LoopbackReducer:
         self._handle = self._failed = None
 
     def _send(self) -> None:
-        """Start the allreduce of the local gradient times its weight, or of zeros."""
         local = np.zeros(self._size) if self.local is None else self.local
         try:
             sent = self.reduction.part.sent * local

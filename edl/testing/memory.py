@@ -1,9 +1,8 @@
 """Keep the coordination of a job in memory: ZooKeeper's data, a leader, and the workers' daemons.
 
-:class:`MemoryJob` has the job's records and its leader, :class:`MemoryCoordinator` is one worker's
-daemon. The leader's decisions are real (:func:`edl.job.membership.decide`). A daemon writes
-what its worker has to report, reads what is new, and breaks a ring in which its worker could wait
-for ever (docs/explanation/protocol.md in its simplest form), when the schedule lets it.
+The leader's decisions are real (:func:`edl.job.membership.decide`). A daemon writes what its worker
+has to report, reads what is new, and breaks a ring in which its worker could wait for ever
+(docs/explanation/protocol.md in its simplest form), when the schedule lets it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from edl.worker.coordinator import NoPolicy
 from edl.worker.shared_state import SharedState
 
 ADDRESS = "127.0.0.1"
-LOOK_S = 0.5  # how often a leader looks although nothing has changed
+POLL_S = 0.5  # how often a leader looks although nothing has changed
 CUT_S = 0.05  # again and again: a ring that is being built opens connections all the time
 SESSION_S = 6.0  # until ZooKeeper drops the session of a process that is gone or frozen
 LIMITS = Limits(
@@ -64,9 +63,9 @@ class MemoryJob:
         self.schedule = schedule
         self.network = network
         self.nodes: dict[int, Member] = {}  # by worker id, the record that the worker has written
-        self.generation: Generation | None = None  # the newest generation; None before the first
-        self.generations: list[Generation] = []  # all generations, in order
-        self.evicted: dict[int, str] = {}  # by id of each evicted worker, the reason
+        self.generation: Generation | None = None  # the newest
+        self.generations: list[Generation] = []
+        self.evicted: dict[int, str] = {}  # worker id -> why
         self.on_generation: Callable[[Generation], None] = lambda _: None  # one was written
         self.requests: dict[int, Request] = {}
         self.answered: list[Request] = []
@@ -74,20 +73,28 @@ class MemoryJob:
         self.agents: dict[str, int] = {}  # host -> slots
         self.script = ScriptOfJob()  # of those in the ring
         self.leader: Leader | None = None  # the present or last leader; None before the first
-        self.gone: dict[int, float] = {}  # by worker id, when its process ended, in virtual seconds
-        # by id of each frozen worker, when its process was frozen, in virtual seconds
-        self.frozen: dict[int, float] = {}
+        self.gone: dict[int, float] = {}  # worker id -> when its process ended, in virtual seconds
+        self.frozen: dict[int, float] = {}  # worker id -> when it was frozen
         self.away = False  # nobody reaches ZooKeeper
         self.reasons: list[tuple[float, str]] = []  # of decisions, when they changed
         self.news = 0  # changes that daemons watch
         self.changes = 0  # all changes
         self._candidates: list[int] = []
         self._ages = AgeTracker(0.0)
-        self._looked = (-1, -LOOK_S)
+        self._decided = (-1, -POLL_S)
         schedule.actors += [
-            BackgroundTask("leader", self._may_look, self._look, self._looks_at),
-            BackgroundTask("sessions", self._may_expire, self._expire, self._expires_at),
-            BackgroundTask("election", self._may_remove_leader, self._remove_leader),
+            BackgroundTask("leader", self._may_decide, self._decide, self._decides_at),
+            BackgroundTask(
+                "sessions",
+                lambda: (at := self._expires_at()) is not None and at <= schedule.now_s(),
+                lambda: self.drop_session(self._ended()[0][1]),
+                self._expires_at,
+            ),
+            BackgroundTask(
+                "election",
+                lambda: not self.away and not self.gone.keys().isdisjoint(self._candidates[:1]),
+                lambda: self.resign(self._candidates[0]),
+            ),
         ]
 
     # --- writes
@@ -98,24 +105,20 @@ class MemoryJob:
         self.news += news
 
     def put_member(self, member: Member) -> None:
-        """Write `member`, the record of a worker, in place of an older one of the same worker."""
         self.nodes[member.id] = member
         self.changed()
 
     def remove_member(self, worker: int) -> None:
-        """Delete the record of the worker with the id `worker`, if it has one."""
         if self.nodes.pop(worker, None) is not None:
             self.changed()
         if not self.nodes and self.job.state is JobState.STOPPING:
             self.set_state(JobState.STOPPED, self.job.reason)
 
     def set_desired(self, hosts: Mapping[str, int]) -> None:
-        """Set the desired numbers of workers to `hosts`, by host; other hosts get none."""
         self.hosts = dict(hosts)
         self.changed()
 
     def ask(self, kind: str, worker: int) -> None:
-        """Add a request for a worker to the records; the leader answers it in a later decision."""
         number = len(self.requests) + len(self.answered)
         self.requests[number] = Request(kind, worker, number)
         self.changed()
@@ -137,24 +140,16 @@ class MemoryJob:
             self._elect()
 
     def resign(self, worker: int) -> None:
-        """Remove the worker with the id `worker` from the candidates for leader."""
         if worker in self._candidates:
             self._candidates.remove(worker)
             self._elect()
 
     def _elect(self) -> None:
-        """Make the first candidate the leader, with a new term, unless it led last."""
         first = self._candidates[0] if self._candidates else None
         if first is not None and (self.leader is None or self.leader.worker != first):
             term = self.leader.term + 1 if self.leader is not None else 1
             self.leader, self._ages = Leader(term, first), AgeTracker(self.schedule.now_s())
             self.changed(news=True)
-
-    def _may_remove_leader(self) -> bool:
-        return not self.away and bool(self._candidates) and self._candidates[0] in self.gone
-
-    def _remove_leader(self) -> None:
-        self.resign(self._candidates[0])
 
     # --- sessions
 
@@ -166,19 +161,11 @@ class MemoryJob:
         since = {**self.frozen, **self.gone}
         return sorted((at + SESSION_S, worker) for worker, at in since.items() if worker in here)
 
-    def _may_expire(self) -> bool:
-        ended = self._ended()
-        return not self.away and bool(ended) and ended[0][0] <= self.schedule.now_s()
-
-    def _expire(self) -> None:
-        self.drop_session(self._ended()[0][1])
-
     def _expires_at(self) -> float | None:
         ended = self._ended()
         return ended[0][0] if ended and not self.away else None
 
     def drop_session(self, worker: int) -> None:
-        """End the ZooKeeper session of `worker` (its id): delete its record and its candidacy."""
         self.nodes.pop(worker, None)
         self.changed(news=True)
         self.resign(worker)
@@ -193,18 +180,17 @@ class MemoryJob:
         worker = self.leader.worker
         return worker in self._candidates[:1] and not (worker in self.gone or worker in self.frozen)
 
-    def _may_look(self) -> bool:
-        seen, at = self._looked
-        return (self.changes != seen or self.schedule.now_s() >= at + LOOK_S) and self._leads
+    def _may_decide(self) -> bool:
+        seen, at = self._decided
+        return (self.changes != seen or self.schedule.now_s() >= at + POLL_S) and self._leads
 
-    def _looks_at(self) -> float | None:
-        return self._looked[1] + LOOK_S if self._leads else None
+    def _decides_at(self) -> float | None:
+        return self._decided[1] + POLL_S if self._leads else None
 
-    def _look(self) -> None:
-        """Let the leader read the records, decide about the ring, and write its decision."""
+    def _decide(self) -> None:
         # Nothing else happens in between, as in one transaction.
         now_s, now = self.schedule.now_s(), self.snapshot()
-        self._looked = (self.changes, now_s)
+        self._decided = (self.changes, now_s)
         assert self.leader is not None
         dead = {w: f"the process of w{w} is gone" for w in self.gone}
         dead |= {w: f"w{w} is frozen" for w in self.frozen if w not in self.nodes}
@@ -228,7 +214,6 @@ class MemoryJob:
             self.changed(news=True)
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot of all records of the job, as a leader reads it; it changes no more."""
         return Snapshot(
             job=self.job,
             hosts=tuple(Host(h, self.agents[h], ADDRESS) for h in sorted(self.agents)),
@@ -272,7 +257,6 @@ class MemoryCoordinator:
 
     @property
     def away(self) -> bool:
-        """Whether ZooKeeper is away, so no worker of the job reaches it at present."""
         return self._job.away
 
     def last_step(self) -> int:
@@ -280,20 +264,17 @@ class MemoryCoordinator:
         return 0  # nothing is saved here
 
     def put_saved(self, directory: str, step: int) -> None:
-        """Write at once into the job's record that `directory` has a checkpoint of `step`."""
         self._job.job = replace(self._job.job, checkpoint=directory, saved_step=step)
 
     # --- called by the training thread
 
     def start(self) -> tuple[Member, Generation | None]:
-        """Register the worker at once, and return two records."""
         self._shared.worker = self._member.id
         self._job.put_member(self._member)
         self._open = True
         return self._member, self._job.generation
 
     def close(self) -> None:
-        """Write the worker's pending reports, and delete its record and its candidacy."""
         if not self._open:
             return
         self._write()
@@ -302,12 +283,10 @@ class MemoryCoordinator:
         self._job.remove_member(self._member.id)
 
     def resign(self) -> None:
-        """Request that the daemon deletes the worker's record and candidacy; do not wait for it."""
         self._resigned = True
         self._dirty = True
 
     def script_of_job(self) -> ScriptOfJob:
-        """Return `MemoryJob.script`; it is an empty description unless a test has set it."""
         return self._job.script
 
     def exchange_before_training(self, number: int, payload: bytes) -> list[bytes] | None:
@@ -315,7 +294,6 @@ class MemoryCoordinator:
         return [payload]
 
     def campaign(self) -> None:
-        """Make the worker a candidate for leader, at once; after a lost session it is one again."""
         self._candidate = True
         self._job.campaign(self._member.id)
 
@@ -326,24 +304,19 @@ class MemoryCoordinator:
         newest_generation: int | None = None,
         fits: int | None = None,
     ) -> None:
-        """Report a new stage of the worker, and each number that is not None."""
         self._change(self._member.at(stage, generation, newest_generation, fits))
 
     def report_broken(self, failure: RingFailure) -> None:
-        """Report in the worker's record that a ring failed."""
         self._change(replace(self._member, broken=failure))
 
     def end_job(self, end: JobEnd, event: Event | None = None) -> None:
-        """Report how the job ended."""
         self._ends.append((end, event))
         self._dirty = True
 
     def release_others(self, generation: Generation | None) -> None:
-        """Record that the worker's script has ended, so that nobody waits for it for ever."""
         self._ended_in = 0 if generation is None else generation.number
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the daemon has written all reports, at most `timeout_s` virtual seconds."""
         with self._written:
             return self._written.wait_for(lambda: not self._dirty, timeout_s)
 
@@ -354,7 +327,6 @@ class MemoryCoordinator:
     # --- the daemon's thread
 
     def _is_due(self) -> bool:
-        """Return whether the daemon can act, and has something to do."""
         job, worker = self._job, self._member.id
         if not self._open or job.away or worker in job.gone or worker in job.frozen:
             return False
@@ -373,7 +345,6 @@ class MemoryCoordinator:
         return FOR_NUMBERS if member.is_missed_in("edl.exchange") else ""
 
     def _turn(self) -> None:
-        """Act as the daemon once: write reports, read changes, and break a ring if need be."""
         job, worker = self._job, self._member.id
         if self.leave_requested:
             self.leave_requested = False
@@ -397,7 +368,6 @@ class MemoryCoordinator:
                 job.network.abort(worker, current)
 
     def _write(self) -> None:
-        """Write the end of the job, the worker's record and its events, and wake `flush`."""
         job = self._job
         for end, event in self._ends:
             if job.set_state(end.state, end.reason) and event is not None:
@@ -416,7 +386,6 @@ class MemoryCoordinator:
             self._written.notify_all()
 
     def _read(self) -> None:
-        """Read the job's records into the state that the training thread and the daemon share."""
         job, worker = self._job, self._member.id
         self._seen = job.news
         self._shared.leads(job.leader)
@@ -435,7 +404,6 @@ class MemoryCoordinator:
         return self._job.schedule.now_s() >= self._cut_after and self._wants_cut()
 
     def _wants_cut(self) -> bool:
-        """Return whether the worker could wait in its ring for ever, so the ring must be broken."""
         number, members = self._ring.membership
         if number == 0 or not (self._job.evicted or self._ring.is_building):
             return False
@@ -443,7 +411,6 @@ class MemoryCoordinator:
         return lost or (self._ring.is_building and number < self._newest)
 
     def _cuts_at(self) -> float | None:
-        """Return when the daemon breaks the ring's connections next, in virtual seconds."""
         stands_still = self._member.id in {*self._job.gone, *self._job.frozen}
         wants = self._open and not stands_still and not self._job.away and self._wants_cut()
         return self._cut_after if wants else None

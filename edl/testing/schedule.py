@@ -19,6 +19,7 @@ leader, an agent.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import threading
@@ -30,7 +31,7 @@ from edl.clock import Condition
 from edl.ring.loopback import Killed
 
 INTERRUPTIONS = (1.0, 0.5, 0.15)  # of the pauses of a run, by its seed
-MOST_DECISIONS = 100_000
+MAX_DECISIONS = 100_000
 LONGEST_S = 3600.0  # of virtual time
 JOIN_S = 30.0  # real seconds for a thread to end
 
@@ -52,11 +53,9 @@ class Random:
         return self._random is not None and self._random.random() < self._rate
 
     def below(self, limit: int) -> int:
-        """Return a random integer from 0 to `limit` - 1; always 0 with seed 0."""
         return 0 if self._random is None or limit < 2 else int(self._random.random() * limit)
 
     def pick(self, ones: Sequence[BackgroundTask | Task]) -> int:
-        """Return the index, in `ones`, of the task or actor that runs next."""
         chance = self._random
         if chance is None or len(ones) < 2:
             return 0
@@ -82,37 +81,30 @@ class BackgroundTask:
     name: str  # the name of the actor; `pick` gives each name a weight
     ready: Callable[[], bool]  # returns whether `act` may be called
     act: Callable[[], None]  # does one piece of work, without waiting
-    # returns when `ready` will become true if nothing happens before, in virtual seconds; None: at
-    # no known time
+    # when `ready` becomes true if nothing happens before, in virtual seconds; None: not known
     due: Callable[[], float | None] = lambda: None
-    # whether `act` may start tasks; then the schedule does not end before it is due
-    starts: bool = False
+    starts: bool = False  # `act` may start tasks: the schedule does not end before it is due
 
 
 @dataclass(eq=False)
 class Task:
     """A thread that runs under a schedule; `start` makes it."""
 
-    name: str  # the name of the thread
-    thread: threading.Thread | None = None  # the thread itself
-    # a lock that the thread takes to run; its release gives the turn to the thread
-    go: threading.Lock = field(default_factory=threading.Lock)
+    name: str
+    thread: threading.Thread | None = None
+    go: threading.Lock = field(default_factory=threading.Lock)  # released: it is the thread's turn
     condition: _Condition | None = None  # it waits for that
-    # what must be true for the wait to end; None: any notification ends it
-    predicate: Callable[[], bool] | None = None
-    seen: int = 0  # the notifications of the condition that it has looked at
+    predicate: Callable[[], bool] | None = None  # ends the wait; None: any notification does
+    seen: int = 0  # notifications of the condition that it has seen
     woken: bool = False  # by the last of them
-    # when the wait of the task times out, in virtual seconds; None: never
-    wake_at: float | None = None
-    why: str = ""  # the reason of the wait, for people
-    killed: bool = False  # whether the task is to end by `Killed`
-    frozen: bool = False  # whether the task may not run until it is thawed
-    done: bool = False  # whether the task has ended
-    # the exception that ended the task; None: it has not ended by one
-    error: BaseException | None = None
+    wake_at: float | None = None  # when its wait times out, in virtual seconds; None: never
+    why: str = ""  # it waits
+    killed: bool = False  # it is to end by `Killed`
+    frozen: bool = False
+    done: bool = False
+    error: BaseException | None = None  # that ended it
 
     def ready(self, now_s: float) -> bool:
-        """Return whether the task can run at the virtual time `now_s`, in seconds."""
         if self.frozen or self.done:
             return False
         if self.wake_at is not None and now_s >= self.wake_at:
@@ -141,31 +133,26 @@ class _Condition:
         return None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for a notification for at most `timeout` virtual seconds (None: for ever)."""
         return self._schedule.wait(self, None, timeout)
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until `predicate()` is true, for at most `timeout` virtual seconds."""
         return predicate() or self._schedule.wait(self, predicate, timeout) or predicate()
 
     def notify_all(self) -> None:
-        """Let all tasks run again that wait for this condition and whose predicate is true."""
         self.notified += 1
 
 
 class TaskScheduler:
     """A scheduler that runs one thread at a time, and the clock of all threads that run in it."""
 
-    def __init__(self, chance: Random, most_decisions: int = MOST_DECISIONS) -> None:
+    def __init__(self, chance: Random, most_decisions: int = MAX_DECISIONS) -> None:
         self.chance = chance
-        self.tasks: list[Task] = []  # all tasks that were started, in order
+        self.tasks: list[Task] = []  # in the order of their starts
         self._left: list[Task] = []  # those that are not done
         self._unwinding: list[Task] = []  # those that are killed, and not done
-        # the actors that act beside the tasks; append to it to add one
-        self.actors: list[BackgroundTask] = []
-        # the task that runs at present; None while an actor acts, and before `run`
-        self.current: Task | None = None
-        self.decisions = 0  # the number of choices made so far
+        self.actors: list[BackgroundTask] = []  # which act beside the tasks
+        self.current: Task | None = None  # None while an actor acts, and before `run`
+        self.decisions = 0
         self._most_decisions = most_decisions
         self._now_s = 0.0
         self._main = threading.Lock()
@@ -175,24 +162,20 @@ class TaskScheduler:
     # --- the clock
 
     def now_s(self) -> float:
-        """Return the virtual time in seconds since the start of the schedule."""
         return self._now_s
 
     def sleep(self, seconds: float) -> None:
-        """Let other tasks run until `seconds` of virtual time have passed."""
         task = self._own()
         task.wake_at, task.why = self._now_s + seconds, "its sleep"
         self._give_way(task)
         task.wake_at = None
 
     def condition(self) -> Condition:
-        """Return a new condition variable for the tasks of this schedule."""
         return _Condition(self)
 
     def wait(
         self, condition: _Condition, predicate: Callable[[], bool] | None, timeout: float | None
     ) -> bool:
-        """Let other tasks run until `condition` is notified or `timeout` is over."""
         task = self._own()
         task.condition, task.predicate, task.seen = condition, predicate, condition.notified
         task.woken = False
@@ -206,7 +189,6 @@ class TaskScheduler:
     # --- tasks
 
     def start(self, name: str, function: Callable[[], None]) -> Task:
-        """Add a task that calls `function` in a thread of its own, and return the task."""
         task = Task(name)
         task.go.acquire()
         task.thread = threading.Thread(
@@ -236,11 +218,9 @@ class TaskScheduler:
             raise Killed(task.name)
 
     def freeze(self, task: Task) -> None:
-        """Stop `task` from running until `thaw`."""
         task.frozen = True
 
     def thaw(self, task: Task) -> None:
-        """Let the frozen `task` run again, when the schedule chooses it."""
         task.frozen = False
 
     def fail(self, error: BaseException) -> None:
@@ -248,7 +228,6 @@ class TaskScheduler:
         self._failure = self._failure or error
 
     def run(self) -> None:
-        """Run all tasks to their ends, and end their threads."""
         try:
             task = self._decide(None)
             if task is not None:
@@ -263,8 +242,10 @@ class TaskScheduler:
     # --- who is next
 
     def _live(self, task: Task, function: Callable[[], None]) -> None:
-        """Run `function` in the thread of `task`, then give the turn to the next task."""
-        _stay_on_one_processor()
+        # To wake a thread on another processor takes three times as long.
+        if hasattr(os, "sched_setaffinity"):
+            allowed = sorted(os.sched_getaffinity(os.getpid()))
+            os.sched_setaffinity(0, {allowed[os.getpid() % len(allowed)]})
         task.go.acquire()
         try:
             if not task.killed:
@@ -325,31 +306,24 @@ class TaskScheduler:
                 tasks.remove(running)
                 tasks.insert(0, running)
             if not actors and not tasks:
-                if not self._left and not self._will_start():
+                will_start = any(a.starts and a.due() is not None for a in self.actors)
+                if not self._left and not will_start:
                     return None
-                self._pass_time()
+                # Time passes until the next deadline.
+                waking = [t.wake_at for t in self._left if not t.frozen]
+                due = [at for at in (*waking, *(a.due() for a in self.actors)) if at is not None]
+                self._now_s = min((at for at in due if at > now_s), default=math.inf)
+                if self._now_s > LONGEST_S:
+                    self._now_s, at = now_s, self._now_s
+                    why = "all wait for ever" if at == math.inf else f"no end after {at:.0f} s"
+                    raise ScheduleError(f"{why}: {self.table()}")
                 continue
             picked = self.chance.pick([*actors, *tasks])
             if picked >= len(actors):
                 return tasks[picked - len(actors)]
             actors[picked].act()
 
-    def _will_start(self) -> bool:
-        return any(a.starts and a.due() is not None for a in self.actors)
-
-    def _pass_time(self) -> None:
-        """Set the virtual time to the next deadline, as no task or actor can run before it."""
-        waking = [t.wake_at for t in self._left if not t.frozen]
-        due = [at for at in (*waking, *(a.due() for a in self.actors)) if at is not None]
-        later = [at for at in due if at > self._now_s]
-        if not later:
-            raise ScheduleError(f"all wait for ever: {self.table()}")
-        self._now_s = min(later)
-        if self._now_s > LONGEST_S:
-            raise ScheduleError(f"no end after {self._now_s:.0f} s: {self.table()}")
-
     def table(self) -> str:
-        """Return one line of text with the virtual time, and what each task waits for or is."""
         rows = []
         for task in self.tasks:
             state = "done" if task.done else "frozen" if task.frozen else f"waits for {task.why}"
@@ -358,7 +332,6 @@ class TaskScheduler:
         return f"at {self._now_s:.2f} s: {'; '.join(rows)}"
 
     def _own(self) -> Task:
-        """Return the task that runs at present, which must be the caller."""
         task = self.current
         assert task is not None, "only a task waits"
         if task.killed:
@@ -376,11 +349,3 @@ class TaskScheduler:
             assert task.thread is not None
             task.thread.join(JOIN_S)
             assert not task.thread.is_alive(), f"the thread of {task.name} does not end"
-
-
-def _stay_on_one_processor() -> None:
-    """Let the calling thread run on one processor only, as all threads of this process do."""
-    # To wake a thread on another processor takes three times as long.
-    if hasattr(os, "sched_setaffinity"):
-        allowed = sorted(os.sched_getaffinity(os.getpid()))
-        os.sched_setaffinity(0, {allowed[os.getpid() % len(allowed)]})

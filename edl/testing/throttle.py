@@ -1,11 +1,7 @@
 """Slow down the steps of a job under test, so that it does not end before the test is done with it.
 
-A test that scales a job and kills its workers needs a job that lasts meanwhile, on a slow machine
-too; after that the rest of the training should take no time. So each step sleeps until the test
-calls :meth:`edl.testing.job.Job.hurry`. A :class:`Throttle` says how long each step sleeps.
-
-The script calls :func:`throttle_step` in each of its steps. A script that does not call it can be
-run by this module::
+Each step sleeps until the test calls :meth:`edl.testing.job.Job.hurry`: the script calls
+:func:`throttle_step` in each, or is run by this module::
 
     train = str(Path("train.py").absolute())
     with started(tmp_path, zookeeper.hosts, throttle.SCRIPT, train, np=2, max_np=3,
@@ -29,7 +25,7 @@ from edl.binding import process
 
 SCRIPT = Path(__file__)  # runs another one: its path and its arguments follow
 FILE = "EDL_TEST_THROTTLE"  # names the file that throttles as long as it exists
-LOOK_S = 0.05  # between two looks whether it is still there
+POLL_S = 0.05  # between two looks whether it is still there
 
 
 @dataclass(frozen=True)
@@ -37,19 +33,15 @@ class Throttle:
     """A rule for how long each step of a job sleeps.
 
     The sleep is short in the first ``steps`` steps, so that a test on an idle machine waits for
-    nothing, and longer in the steps after them, which only a slow machine reaches. So a job of a
-    few hundred steps can last for minutes, and is trained to its end in a second once it is no
-    longer slowed down.
+    nothing, and longer in the steps after them, which only a slow machine reaches.
 
     Attributes:
         step_s: the sleep in each of the first ``steps`` steps of the job, in seconds.
         steps: how many steps sleep ``step_s``.
-        later_s: the sleep in the steps after them, in seconds; if it is less than ``step_s``, that
-            holds for them, too.
+        later_s: the sleep in the steps after them, in seconds, at least ``step_s``.
         each_s: the additional sleep, in seconds, for each worker of the ring beyond the first; it
             lets a test give a job no gain from more workers.
-        warm_up_s: the sleep in the warm-up of a newcomer, in seconds; it lets a test find the
-            newcomer there.
+        warm_up_s: the sleep in the warm-up of a newcomer, in seconds.
     """
 
     step_s: float = 0.2
@@ -59,27 +51,16 @@ class Throttle:
     warm_up_s: float = 0.0
 
     def sleep_s(self, step: int, size: int = 1) -> float:
-        """Return how many seconds a step sleeps.
-
-        Args:
-            step: the number of steps that the job has completed before it.
-            size: the number of workers in the ring.
-        """
         alone_s = self.step_s if step < self.steps else max(self.step_s, self.later_s)
         return alone_s + self.each_s * (size - 1)
 
     def put(self, file: Path) -> None:
-        """Write this throttle to ``file``, in place of an earlier one.
-
-        A job obeys it from its next step on, if its environment variable ``EDL_TEST_THROTTLE``
-        names the file.
-        """
+        """Write this throttle to ``file``, which ``EDL_TEST_THROTTLE`` names to a job."""
         values = self.step_s, self.steps, self.later_s, self.each_s, self.warm_up_s
         file.write_text(" ".join(map(str, values)))
 
     @classmethod
     def read(cls, text: str) -> Throttle:
-        """Return the throttle in ``text``, the contents of a file that :meth:`put` has written."""
         step_s, steps, *others = text.split()
         return cls(float(step_s), int(steps), *map(float, others))
 
@@ -102,7 +83,7 @@ def throttle_step() -> None:
     step_s = throttle.warm_up_s if warm_up else throttle.sleep_s(process.step(), process.size())
     awake_at = time.monotonic() + step_s
     while (left := awake_at - time.monotonic()) > 0 and file.exists():
-        time.sleep(min(left, LOOK_S))
+        time.sleep(min(left, POLL_S))
 
 
 def _between_steps(failpoint: str) -> None:

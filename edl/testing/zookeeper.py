@@ -48,8 +48,6 @@ forceSync=no
 class Server:
     """One real ZooKeeper server; a context manager that starts it, and kills it at the end.
 
-    The constructor writes the configuration, and starts nothing.
-
     Args:
         directory: a directory for its configuration, data and log, which must not exist yet.
         port: the port for clients.
@@ -57,9 +55,7 @@ class Server:
         number: its number in an ensemble, from 1.
         peers: the ``server.N`` lines of an ensemble; empty: it is a standalone server.
         enter: a command prefix, such as one that starts the server in a network namespace.
-        inside: calls the function that it is given, which asks the server, at a place from which
-            the server can be reached (such as its network namespace), and returns the function's
-            result.
+        inside: calls a function where the server can be reached (such as its network namespace).
 
     Attributes:
         hosts: "address:port", for EDL_ZOOKEEPER.
@@ -93,15 +89,10 @@ class Server:
         self.kill()
 
     def start(self, wait: bool = True) -> None:
-        """Start the server, with its earlier data if it has run before.
-
-        It must not be running.
-
-        Args:
-            wait: whether to return only when it serves clients (see :meth:`wait_until_it_serves`).
+        """Start the server, with its earlier data if it has run before; ``wait`` until it serves.
 
         Raises:
-            AssertionError: it does not serve within START_S (60) seconds; only with ``wait``.
+            AssertionError: it does not serve within START_S (60) seconds.
         """
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -122,8 +113,7 @@ class Server:
         """Wait until the server serves clients, asking it every 0.1 s.
 
         Raises:
-            AssertionError: the server does not serve within START_S (60) seconds; the message has
-                the end of its log.
+            AssertionError: it does not within START_S (60) seconds; the text ends with its log.
         """
         deadline = time.monotonic() + START_S
         while "Mode:" not in self._inside(self._ask):
@@ -131,19 +121,13 @@ class Server:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """End the server as ``kill -9`` does, and wait for its end; the data it has written stay.
-
-        Nothing happens if it was never started or has ended.
-        """
+        """End the server as ``kill -9`` does, and wait for its end; its data stay."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(10)
 
     def forget(self) -> None:
-        """Delete all data that the server has written, as a container without a volume loses them.
-
-        The server must have been started once, and must not be running.
-        """
+        """Delete all data of the ended server, as a container without a volume loses them."""
         shutil.rmtree(self._directory / "version-2")
 
     def freeze(self) -> None:
@@ -158,14 +142,10 @@ class Server:
 
     @property
     def leads(self) -> bool:
-        """Whether this server leads its ensemble.
-
-        False for a standalone server, and for one that does not answer.
-        """
+        """Whether this server leads its ensemble; False for a standalone one, or no answer."""
         return "Mode: leader" in self._inside(self._ask)
 
     def _ask(self) -> str:
-        """Return the server's answer to ZooKeeper's command `srvr`, a text about its state."""
         with (
             contextlib.suppress(OSError),
             socket.create_connection((self._address, self._port), timeout=1) as connection,
@@ -182,13 +162,13 @@ class Server:
 def ensemble(
     directory: Path, size: int, address: str = "127.0.0.1"
 ) -> Iterator[tuple[Server, ...]]:
-    """Start an ensemble of ZooKeeper servers for the time of a ``with`` block.
+    """Start ZooKeeper servers for the time of a ``with`` block, which gets them.
 
-    The block gets a tuple of the servers, which all serve clients then, on ports that were free on
-    127.0.0.1. At its end they are killed.
+    They listen on free ports of 127.0.0.1, and keep their files in ``zoo1``, ``zoo2``, ... of
+    ``directory``.
 
     Args:
-        directory: the directory in which they keep their files, in ``zoo1``, ``zoo2``, ...
+        directory: the directory.
         size: the number of servers; with 1 it is a standalone server.
         address: the address of this machine for clients.
 
@@ -215,10 +195,10 @@ def ensemble(
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ``count`` different TCP ports of 127.0.0.1 on which no process listens at present.
+    """Return ``count`` TCP ports of 127.0.0.1 on which no process listens at present.
 
-    They are drawn from those below the ports that the kernel gives to outgoing connections: one of
-    these could take a port before its server is started.
+    They are below those that the kernel gives to outgoing connections, one of which could take a
+    port before its server is started.
     """
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     drawn = random.SystemRandom()

@@ -15,7 +15,6 @@ from edl.transparent import import_hook, script
 
 
 def run_script() -> None:
-    """Run the script, module or code that this process's arguments name, as `__main__`."""
     command = parse_command([sys.executable, *sys.argv[1:]])
     if command is None or command.main is Main.OTHER or command.options:
         raise UsageError(

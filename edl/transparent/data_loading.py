@@ -1,10 +1,9 @@
 """Let the script's ``DataLoader`` train the parts of all ranks: :func:`replace_loading`.
 
-A ``DataLoader`` with a ``DistributedSampler`` of ``hvd.size()`` replicas, also one within its
-``batch_sampler``, iterated while the model is in training mode, is the job's training loader. edl
-deals its samples to the processes, in the order in which Horovod's ranks would train them. In
-evaluation mode, or under ``torch.no_grad()``, such a loader gives each process an equal share of
-the samples. Any other loader stays as it is.
+A ``DataLoader`` with a ``DistributedSampler`` of ``hvd.size()`` replicas (also in its
+``batch_sampler``), iterated in training mode, is the job's training loader: edl deals its samples
+in the order in which Horovod's ranks would train them. In evaluation mode, or under
+``torch.no_grad()``, it gives each process an equal share. Any other loader stays as it is.
 """
 
 from __future__ import annotations
@@ -43,13 +42,6 @@ from edl.transparent.training import (
 )
 
 # ------------------------------------------------------------
-# Compare and send the tensors of an unchanged PyTorch script.
-#
-# What it gives to `hvd.broadcast_parameters` is compared before its training, and sent during it;
-# `hvd.broadcast_optimizer_state` compares.
-
-
-# ------------------------------------------------------------
 # Find the modules of an unchanged PyTorch script, which edl is not given.
 
 
@@ -65,7 +57,6 @@ class ModelGroup(torch.nn.ModuleList):
 
 
 def is_training(model: torch.nn.Module) -> bool:
-    """Return whether `model` is in training mode; of `ModelGroup`, whether one is."""
     if isinstance(model, ModelGroup):
         return any(one.training for one in model)
     return model.training
@@ -102,14 +93,10 @@ def modules_with(tensors: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
     if not held:
         return []
     if whole := [one for one, addresses in modules if held <= addresses]:
-        return [min(whole, key=_size_and_names)]
+        # The same on all processes, for modules that share their weights.
+        return [min(whole, key=lambda one: (len([*one.modules()]), sorted(one.state_dict())))]
     parts = _outermost([one for one, addresses in modules if not held.isdisjoint(addresses)])
     return sorted(parts, key=lambda part: min(map(wanted.index, _addresses(part) & held)))
-
-
-def _size_and_names(module: torch.nn.Module) -> tuple[int, list[str]]:
-    # The same on all processes, for modules that share their weights.
-    return sum(1 for _ in module.modules()), sorted(module.state_dict())
 
 
 def _addresses(module: torch.nn.Module) -> set[int]:
@@ -137,15 +124,15 @@ def _modules() -> list[torch.nn.Module]:
     return [one for one in found if "_modules" in vars(one)]  # else it is not complete
 
 
+# --- Compare the script's tensors before its training, and send them during it.
+
+
 Exchange = Callable[[bytes], list[bytes]]
-
 ALL_CALL = "all workers must make the same calls of hvd in the same order"
-
 OTHER_FORM = (
     "hvd.broadcast_parameters: this worker has other tensors than rank {root} ({names}), by name "
     "or shape; all workers must give it the same model"
 )
-
 OTHER_OPTIMIZER = (
     "hvd.broadcast_optimizer_state: the workers' optimizers have different states, and with "
     "--transparent it sends none; load an optimizer's state during the training on all workers, "
@@ -198,7 +185,9 @@ def broadcast_tensors(
     sent = None
     while sent is None:  # if the root dies, the next process with its number is the root
         is_root = process.rank() == place_of_root(root_rank, process.num_processes())
-        own = _copies(tensors) if is_root else None
+        own = None
+        if is_root:  # each in memory of its own, since all of a tensor's memory is sent
+            own = {name: each.detach().cpu().clone() for name, each in tensors.items()}
         found = exchange_objects("hvd.broadcast_parameters", own, ALL_CALL, exchange)
         sent = found[place_of_root(root_rank, len(found))]
     shapes, theirs = ({name: each.shape for name, each in one.items()} for one in (tensors, sent))
@@ -207,18 +196,6 @@ def broadcast_tensors(
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(sent[name])
-
-
-def check_same_optimizer(optimizer: torch.optim.Optimizer, exchange: Exchange) -> None:
-    # Without the options of its groups, such as the learning rate.
-    values = {name: inside[key] for name, inside, key in places(state_of(optimizer)["state"])}
-    if not _are_alike(values, exchange):
-        raise UsageError(OTHER_OPTIMIZER)
-
-
-def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    # Each in memory of its own, since all of a tensor's memory is sent.
-    return {name: each.detach().cpu().clone() for name, each in tensors.items()}
 
 
 def _are_alike(values: Mapping[str, Any], exchange: Exchange) -> bool:
@@ -242,23 +219,19 @@ OPTIONS = (
     "worker_init_fn",
     "prefetch_factor",
 )
-
 TWICE = (
     "this script trains on two data loaders, and edl follows one: put the data sets into one "
     "(torch.utils.data.ConcatDataset), or change the script to edl.torch"
 )
-
 NO_BATCHES = (
     "the loader of the training data makes no batches (batch_size=None), so edl cannot divide its "
     "samples among the ranks; give it the batch_size of one rank"
 )
-
 UNLIKE = (
     "the script evaluates before its training, and the workers have different weights: with "
     "--transparent those of rank 0 are sent when the training begins; seed all workers "
     "alike and load a checkpoint file on all of them, or evaluate after an epoch"
 )
-
 SUBCLASS = (
     "a {kind} chooses samples in a way of its own, which edl cannot divide among processes that "
     "come and go; give the loader a torch.utils.data.DistributedSampler as sampler"
@@ -308,16 +281,13 @@ class ScriptLoaders:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the script has come to its training."""
         return self._training is not None
 
     @property
     def passes_over(self) -> bool:
-        """Whether the script goes through epochs that the job has behind it."""
         return self._training is not None and self._training.passes_over
 
     def exchange(self) -> Callable[[bytes], list[bytes]] | None:
-        """Return what sends a message of the script to all workers; None: they do not take part."""
         if self._training is None:
             return self._exchange_early
         return api.exchange if api.exchanges() and not self.passes_over else None
@@ -337,15 +307,15 @@ class ScriptLoaders:
             broadcast_tensors(tensors, root_rank, exchange)
 
     def compare_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise UsageError if the training has begun, and the optimizers have different states."""
-        if self._training is not None and (exchange := self.exchange()) is not None:
-            check_same_optimizer(optimizer, exchange)
+        if self._training is None or (exchange := self.exchange()) is None:
+            return
+        # Without the options of its groups, such as the learning rate.
+        values = {name: inside[key] for name, inside, key in places(state_of(optimizer)["state"])}
+        if not _are_alike(values, exchange):
+            raise UsageError(OTHER_OPTIMIZER)
 
     def agree_on_shares(self) -> tuple[int, int]:
-        """Return which share of an evaluation this process has, from 0, and how many there are.
-
-        All processes get the same number, also if one of them has just died.
-        """
+        """Return this process's share of an evaluation, and their number, the same on all."""
         digest = self._broadcast.digest() if self._training is None else 0
         exchange, own = self.exchange(), f"{process.current_worker().id} {digest}".encode()
         answers = [own] if exchange is None else exchange(own)
@@ -355,7 +325,6 @@ class ScriptLoaders:
         return place, len(answers)
 
     def examples(self, loader: DataLoader[Any]) -> list[Any]:
-        """Return a list of one batch of `loader`, which is loaded once; empty if it has none."""
         if loader not in self._examples:
             self._examples[loader] = list(islice(plain_iterator(loader), 1))
         return self._examples[loader]
@@ -370,10 +339,9 @@ class ScriptLoaders:
         if self._training is not None:
             self._training.note_step()
 
-    def refuse_left_early(self) -> None:
-        """Raise a UsageError if the script is known to have left its last loop early."""
+    def check_not_left_early(self) -> None:
         if self._training is not None:
-            self._training.refuse_left_early()
+            self._training.check_not_left_early()
 
     def numbers(self, loader: DataLoader[Any]) -> bool:
         """Return whether `loader` is that of the training, so that its steps have numbers."""
@@ -381,11 +349,9 @@ class ScriptLoaders:
 
     @property
     def step_in_epoch(self) -> int:
-        """The number of the step in its epoch, from 0, that the script trains."""
         return 0 if self._training is None else self._training.step_in_epoch
 
     def train(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """Yield the batches of the script's loop over its training loader."""
         if self._loader not in (None, loader):
             raise UsageError(TWICE)
         sampler = _sampler_of_all_ranks(loader)
@@ -400,7 +366,6 @@ class ScriptLoaders:
         yield from self._training.batches(number, sampler.epoch)
 
     def _begun(self, loader: DataLoader[Any], epochs: ScriptEpochs) -> Training:
-        """Return the training on the data of `loader`; `epochs` has the first one's number."""
         assert self.optimizer is not None
         seeds = [int(text) for text in self._exchange_early(str(torch.initial_seed()).encode())]
         if seeds[0] != torch.initial_seed():  # each rank may draw numbers of its own: edl does so
@@ -414,18 +379,14 @@ class ScriptLoaders:
 
 
 loaders = ScriptLoaders()
-
 shown = Ranks(
     lambda: loaders.has_begun, lambda: loaders.passes_over, lambda: torch.cuda.device_count() > 0
 )
-
 averages = ScriptAverages(lambda: loaders.passes_over)
-
 plain_iterator, plain_length = DataLoader.__iter__, DataLoader.__len__
 
 
 def _elastic(loader: DataLoader[Any], epochs: ScriptEpochs) -> edl.torch.DataLoader:
-    """Return edl's loader of the data of `loader`."""
     batches: Any = loader.batch_sampler
     if batches is None:
         raise UsageError(NO_BATCHES)
@@ -449,7 +410,6 @@ def _elastic(loader: DataLoader[Any], epochs: ScriptEpochs) -> edl.torch.DataLoa
 
 
 def _sampler_of_all_ranks(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
-    """Return the sampler by which the script divides the data among all its ranks, if any."""
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     while sampler is not None and not isinstance(sampler, DistributedSampler):
         sampler = getattr(sampler, "sampler", None)
@@ -460,7 +420,6 @@ def _sampler_of_all_ranks(loader: DataLoader[Any]) -> DistributedSampler[Any] | 
 
 
 def _divide(sampler: DistributedSampler[Any], replicas: int, rank: int) -> None:
-    """Let `sampler` divide the data among `replicas`, and give the part of `rank`."""
     sampler._edl_ranks = ranks()  # type: ignore[attr-defined]
     sampler.num_replicas, sampler.rank = replicas, rank
     samples = len(sampler.dataset)  # type: ignore[arg-type]
@@ -469,7 +428,6 @@ def _divide(sampler: DistributedSampler[Any], replicas: int, rank: int) -> None:
 
 
 def replace_loading() -> None:
-    """Let data loaders and samplers of PyTorch serve all ranks of the script, from now on."""
     allow_logical_samplers()
     watch_averages(averages)
     loader: Any = DataLoader
@@ -480,8 +438,7 @@ def replace_loading() -> None:
 
 @functools.wraps(plain_iterator)
 def _iterate(self: DataLoader[Any]) -> Iterator[Any]:
-    """Take the place of `DataLoader.__iter__`."""
-    loaders.refuse_left_early()
+    loaders.check_not_left_early()
     if loaders.is_training(self):
         return loaders.train(self)
     if (sampler := _shared_sampler(self)) is not None:
@@ -494,7 +451,6 @@ def _iterate(self: DataLoader[Any]) -> Iterator[Any]:
 
 @functools.wraps(plain_length)
 def _length(self: DataLoader[Any]) -> int:
-    """Take the place of `DataLoader.__len__`."""
     if loaders.numbers(self):
         sampler = _sampler_of_all_ranks(self)
         assert sampler is not None

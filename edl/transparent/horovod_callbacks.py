@@ -1,7 +1,4 @@
-"""Take the place of ``horovod.tensorflow.keras.callbacks`` in an unchanged script.
-
-The callbacks of the learning rate are those of :mod:`edl.tensorflow.keras.callbacks`.
-"""
+"""Take the place of ``horovod.tensorflow.keras.callbacks`` in an unchanged script."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Take the place of ``horovod.tensorflow.keras`` and ``horovod.keras`` in an unchanged script.
-
-The names are those of :mod:`edl.transparent.horovod_tensorflow`, and Horovod's callbacks.
-"""
+"""Take the place of ``horovod.tensorflow.keras`` and ``horovod.keras`` in an unchanged script."""
 
 from __future__ import annotations
 
@@ -49,7 +46,6 @@ from edl.transparent.horovod_tensorflow import allreduce as _allreduce
 
 
 def allreduce(value: Any, name: Any = None, average: Any = None, **named: Any) -> Any:
-    """Return `value` reduced over the processes."""
     return _allreduce(value, average, **named)
 
 
@@ -60,7 +56,6 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Return the Keras model in the file `filepath`, whose optimizer averages over all ranks."""
     own = {each.__name__: each for each in custom_optimizers or ()}
     model = keras.models.load_model(filepath, custom_objects={**own, **(custom_objects or {})})
     DistributedOptimizer(model.optimizer, compression=compression)

@@ -1,8 +1,8 @@
 """Take the place of ``horovod.tensorflow`` in an unchanged script: the same names, on edl.
 
-The script's ranks are logical workers: ``size()`` is their number, and never changes. A process
-trains some of them, and ``rank()`` is the number of the process. So ``rank() == 0`` is true on one
-process, which writes the script's files. A collective is one of the processes.
+``size()`` is the number of logical workers, and never changes; ``rank()`` is the number of the
+process, so ``rank() == 0`` is true on one process, which writes the script's files. A collective is
+one of the processes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ shown = Ranks(
     lambda: loop.passes_over or process.current_worker().fits.passes_over,
     lambda: bool(tf.config.list_physical_devices("GPU")),
 )
-
 _SIGNATURE = inspect.signature(_DistributedOptimizer)
 _TAPE_SIGNATURE = inspect.signature(_DistributedGradientTape)
 PASSES = (
@@ -89,7 +88,6 @@ LOOP = (
 
 
 def init(*_: Any, **__: Any) -> None:
-    """Take part in the job, as `edl.tensorflow.init` does."""
     edl.tensorflow.init()
     check_has_ranks()
     shown.show_newcomer()
@@ -99,25 +97,23 @@ def init(*_: Any, **__: Any) -> None:
 
 def rank() -> int:
     """Return the number of this process; not 0 while it passes over epochs: it writes no files."""
-    loop.refuse_left_early()
+    loop.check_not_left_early()
     return shown.rank()
 
 
 def local_rank() -> int:
     """Return the number of this process on its host, or of its GPU; `== 0` tells the first one."""
-    loop.refuse_left_early()
+    loop.check_not_left_early()
     return shown.local_rank()
 
 
 def DistributedOptimizer(optimizer: Any, *arguments: Any, **named: Any) -> Any:
-    """Let `optimizer` apply the mean gradient of all ranks; return it."""
     asked = _SIGNATURE.bind(optimizer, *arguments, **named).arguments
     check_reduction(asked, _horovod, PASSES)
     return edl.tensorflow.Optimizer(optimizer)
 
 
 def DistributedGradientTape(gradtape: Any, *arguments: Any, **named: Any) -> Any:
-    """Return a tape whose `gradient` returns the mean gradients of all ranks."""
     asked = _TAPE_SIGNATURE.bind(gradtape, *arguments, **named).arguments
     check_reduction(asked, _horovod, PASSES)
     if not loop.is_within:
@@ -135,7 +131,6 @@ def broadcast_global_variables(root_rank: int) -> None:
 
 
 def _exchange(payload: bytes, name: str) -> list[bytes]:
-    """Send `payload` to all processes, and return all payloads in rank order."""
     if not tf.executing_eagerly():
         raise UsageError(IN_GRAPH.format(name=name))
     if loop.has_batch:
@@ -144,7 +139,6 @@ def _exchange(payload: bytes, name: str) -> list[bytes]:
 
 
 def _arrays(value: Any, name: str, process_set: Any) -> list[Any]:
-    """Return the arrays of all processes in rank order."""
     check_collective(process_set, None, _horovod)
     own = np.asarray(value)
     return [pickle.loads(each) for each in _exchange(pickle.dumps(own), name)]
@@ -159,7 +153,6 @@ def allreduce(
     op: Any = None,
     **named: Any,
 ) -> Any:
-    """Return a tensor reduced over the processes."""
     check_collective(None, op, _horovod)
     found = _arrays(tensor, "allreduce", named.get("process_set", global_process_set))
     if len({one.shape for one in found}) > 1:
@@ -172,12 +165,10 @@ def allreduce(
 
 
 def grouped_allreduce(tensors: Any, *arguments: Any, **named: Any) -> list[Any]:
-    """Return each of `tensors` reduced, as `allreduce` does."""
     return [allreduce(each, *arguments, **named) for each in tensors]
 
 
 def allgather(tensor: Any, name: Any = None, process_set: Any = global_process_set) -> Any:
-    """Return the tensors of all processes, one after the other along the first dimension."""
     found = _arrays(tensor, "allgather", process_set)
     return tf.concat([np.atleast_1d(each) for each in found], axis=0)
 
@@ -203,19 +194,15 @@ def broadcast_object(
 def allgather_object(
     obj: Any, session: Any = None, name: Any = None, process_set: Any = global_process_set
 ) -> list[Any]:
-    """Return the objects of all processes in rank order; they are pickled."""
     check_collective(process_set, None, _horovod)
     return [pickle.loads(each) for each in _exchange(pickle.dumps(obj), "allgather_object")]
 
 
 def join() -> int:
-    """Wait until all processes have called it, and return the last of their numbers."""
     return len(allgather_object(None)) - 1
 
 
 def _iterating(plain: Any) -> Any:
-    """Return a method in place of `tf.data.Dataset.__iter__` that trains, if the loop does."""
-
     @functools.wraps(plain)
     def iterate(self: Any) -> Any:
         reader = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
@@ -229,7 +216,6 @@ def _iterating(plain: Any) -> Any:
 
 
 def _install() -> None:
-    """Let loops over data sets serve all ranks of the script, from now on."""
     kind: Any = tf.data.Dataset
     kind.__iter__ = _iterating(kind.__iter__)
     kind.edl_numbers_steps = property(loop.is_training)

@@ -1,10 +1,8 @@
 """Take the place of ``horovod.torch`` in an unchanged script: the same names, on edl.
 
-The script's ranks are logical workers: ``size()`` is their number, and never changes. A process
-trains some of them, and ``rank()`` is the number of the process. So ``rank() == 0`` is true on one
-process, which writes the script's files. In a loop over batches a collective is one of the
-processes, each with the batch of one of its ranks; a process that comes or goes meanwhile does not
-end it.
+``size()`` is the number of logical workers, and never changes; ``rank()`` is the number of the
+process, so ``rank() == 0`` is true on one process, which writes the script's files. A collective is
+one of the processes, in a loop each with the batch of one of its ranks.
 """
 
 from __future__ import annotations
@@ -71,7 +69,6 @@ NO_BATCH = (
 
 
 def init(*_: Any, **__: Any) -> None:
-    """Take part in the job, as `edl.torch.init` does."""
     edl.torch.init()
     check_has_ranks()
     shown.show_newcomer()
@@ -79,20 +76,19 @@ def init(*_: Any, **__: Any) -> None:
 
 def rank() -> int:
     """Return the number of this process; not 0 while it passes over epochs: it writes no files."""
-    loaders.refuse_left_early()
+    loaders.check_not_left_early()
     return shown.rank()
 
 
 def local_rank() -> int:
     """Return the number of this process on its host, or of its GPU; `== 0` tells the first one."""
-    loaders.refuse_left_early()
+    loaders.check_not_left_early()
     return shown.local_rank()
 
 
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer, *arguments: Any, **named: Any
 ) -> torch.optim.Optimizer:
-    """Let `optimizer` apply the mean gradient of all ranks; return it."""
     asked = _SIGNATURE.bind(optimizer, *arguments, **named).arguments
     check_reduction(asked, _horovod)
     loaders.model = model_with(optimizer, asked.get("named_parameters"))
@@ -118,7 +114,6 @@ def _check_has_batch(*_: Any) -> None:
 
 
 def broadcast_parameters(params: Any, root_rank: int, *_: Any, **__: Any) -> None:
-    """Overwrite `params` by those of the process `root_rank`, between two steps."""
     named = params.items() if hasattr(params, "items") else params
     loaders.broadcast_parameters(named, root_rank)
 
@@ -143,7 +138,6 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: Any = global_process_set,
 ) -> torch.Tensor:
-    """Return a tensor reduced over the processes, without a gradient."""
     check_collective(process_set, op, _horovod)
     if op is None:
         op = Sum if average is False else Average
@@ -156,7 +150,6 @@ def allreduce(
 
 
 def allreduce_(tensor: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
-    """Reduce `tensor` in place, as `allreduce` does, and return it."""
     asked = _UNCOMPRESSED.bind(tensor, *arguments, **named).arguments
     with torch.no_grad():
         return tensor.copy_(allreduce(**asked))
@@ -165,21 +158,18 @@ def allreduce_(tensor: torch.Tensor, *arguments: Any, **named: Any) -> torch.Ten
 def grouped_allreduce(
     tensors: list[torch.Tensor], *arguments: Any, **named: Any
 ) -> list[torch.Tensor]:
-    """Return each of `tensors` reduced, as `allreduce` does."""
     return [allreduce(each, *arguments, **named) for each in tensors]
 
 
 def grouped_allreduce_(
     tensors: list[torch.Tensor], *arguments: Any, **named: Any
 ) -> list[torch.Tensor]:
-    """Reduce each of `tensors` in place, as `allreduce_` does, and return them."""
     return [allreduce_(each, *arguments, **named) for each in tensors]
 
 
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: Any = global_process_set
 ) -> torch.Tensor:
-    """Return the tensors of all processes, one after the other along the first dimension."""
     check_collective(process_set, None, _horovod)
     rows = [each.reshape(-1) if each.dim() == 0 else each for each in _tensors(tensor)]
     return refuse_gradient("allgather", tensor, torch.cat(rows))
@@ -198,7 +188,6 @@ def broadcast(
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, *arguments: Any, **named: Any) -> torch.Tensor:
-    """Overwrite `tensor` by that of the process `root_rank`, and return it."""
     with torch.no_grad():
         return tensor.copy_(broadcast(tensor, root_rank, *arguments, **named))
 
@@ -213,7 +202,6 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: Any = global_process_set
 ) -> list[Any]:
-    """Return the objects of all processes in rank order; they are pickled."""
     check_collective(process_set, None, _horovod)
     exchange = loaders.exchange()
     if exchange is None:
@@ -222,7 +210,6 @@ def allgather_object(
 
 
 def barrier(process_set: Any = global_process_set) -> None:
-    """Wait until all processes have called it."""
     allgather_object(None, process_set=process_set)
 
 

@@ -23,7 +23,6 @@ REFUSED = ("horovod.mxnet", "horovod.spark", "horovod.ray")
 
 
 def replace_horovod() -> None:
-    """Let imports of Horovod's modules by the script give edl's, from now on."""
     _forget_own()  # of a template, which has imported them for edl
     sys.meta_path.insert(0, _HorovodLoader())
 
@@ -47,7 +46,6 @@ class _HorovodLoader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         path: Sequence[str] | None = None,
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return a spec for a module of Horovod's that edl replaces; None for any other."""
         if self._is_importing:
             return None
         if fullname in REFUSED:

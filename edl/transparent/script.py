@@ -1,10 +1,8 @@
 """Check where an unchanged Horovod script leaves its loops over the training data, and ends.
 
-A script that stops at a place where its job may not end would leave a model that depends on the
-number of processes, or on whether the job was resumed. A loop is left *early* if the script takes
-no more batches after an update, or within a step of which it has trained some: a process takes a
-batch for each of its ranks in a step, so what a script counts in its loop depends on the number of
-processes. With one rank no end is early.
+A loop is left *early* if the script takes no more batches after an update, or within a step of
+which it has trained some. Then the model would depend on the number of processes: a process takes a
+batch for each of its ranks in a step. With one rank no end is early.
 """
 
 from __future__ import annotations
@@ -34,18 +32,15 @@ NO_LOGICAL = (
     "--transparent needs the number of ranks that the script sees (hvd.size()), which stays the "
     "same whatever the number of processes: give edl run --logical N"
 )
-
 SUM = (
     "with --transparent gradients are averaged over the ranks; for their sum multiply the learning "
     "rate by hvd.size(), and leave out op=hvd.Sum"
 )
-
 KEPT = (
     "this process has the place of rank 0 now, and the script has not asked hvd.rank() or "
     "hvd.local_rank() for an epoch: where it has kept the answer from its start (is_main = "
     "hvd.rank() == 0), no process writes its files any more; ask where the answer is needed"
 )
-
 TAKES_OVER = (
     "this process answers hvd.{name}() == 0 now, since the one that did so before is gone: what "
     "the script has made on that one only (a SummaryWriter, an open file) it does not have here"
@@ -178,7 +173,6 @@ def ranks() -> int:
 
 
 def check_has_ranks() -> None:
-    """Raise a UsageError if this process is in a job without logical workers."""
     worker = process.current_worker()
     if worker.is_shared and not worker.logical:
         raise UsageError(NO_LOGICAL)
@@ -224,7 +218,6 @@ LEFT_EARLY = (
     "itertools.islice, next()). To stop before, compare the step number that enumerate(loader) "
     "gives, before the batch is trained; in TensorFlow dataset.take(n) limits the steps"
 )
-
 ENDED_BEHIND = (
     "the script has ended in epoch {epoch}, which the job has behind it: a process that comes "
     "later, and one of a resumed job, goes through such epochs without training, so the script "
@@ -267,14 +260,12 @@ class LoopWatch:
                 self.is_within = False
 
     def check_next(self) -> None:
-        """Raise a UsageError if the script has left its last loop early; call it before another."""
         # A script that keeps the iterator of the loop has left it, too.
         if self.is_within and self._is_early():
             self._left_early = True
-        self.refuse_left_early()
+        self.check_not_left_early()
 
-    def refuse_left_early(self) -> None:
-        """Raise a UsageError if the script is known to have left its last loop early."""
+    def check_not_left_early(self) -> None:
         # An error that the script handles may be why it has left the loop, and would be hidden.
         if self._left_early and sys.exc_info()[1] is None:
             raise UsageError(LEFT_EARLY)
@@ -289,7 +280,6 @@ class LoopWatch:
             self.check_next()
 
     def _is_early(self) -> bool:
-        """Return whether the script, if it takes no more batches now, leaves its loop early."""
         engine = current_worker().loader.engine
         taken = engine.batches.pieces - engine.batches.pieces_left
         return ranks() > 1 and (self._has_trained() or (engine.is_open and taken > 1))
@@ -310,7 +300,6 @@ class ScriptExchange:
         self.has_trained = False  # whether the script has come to its training
 
     def known(self, payload: bytes) -> list[bytes]:
-        """Send `payload` outside of the training; return all payloads in rank order."""
         # The others keep their answer for newcomers, who may come here before them.
         number, self._made = self._made, self._made + 1
         deadline = time.monotonic() + WAITS_S

@@ -1,12 +1,9 @@
 """Record how the script makes its ``tf.data`` pipelines, and train them: :class:`InputPipelines`.
 
 edl deals numbered samples to processes that come and go, and the elements of a ``tf.data.Dataset``
-have no numbers. So the functions that make one are changed: a data set that begins with
-``from_tensor_slices``, and goes on with ``shard``, ``shuffle``, ``repeat``, ``batch``, ``take``,
-``skip``, ``map``, ``cache`` and ``prefetch``, remembers that. When it is trained, edl reads the
-samples from the arrays at its beginning, in the order that
-:class:`edl.step.source.PipelineOrder` computes for all ranks. The data set itself
-stays as TensorFlow has made it, for evaluation.
+have no numbers. So a data set that begins with ``from_tensor_slices``, and goes on with the methods
+named below, remembers that. When it is trained, edl reads the samples from the arrays, in the order
+of :class:`edl.step.source.PipelineOrder`. The data set itself stays, for evaluation.
 """
 
 from __future__ import annotations
@@ -62,24 +59,18 @@ UNKNOWN = (
     "repeat, map, batch, take, skip, cache and prefetch may follow; or change the script to "
     "edl.tensorflow (docs/get-started/from-horovod.md)"
 )
-
 TWICE = (
     "this script trains on two data sets, or on one with two lengths of an epoch, and edl follows "
     "one: put the data into one, or change the script to edl.tensorflow"
 )
-
 DIFFER = (
     "the processes of this script train on different data, which edl must divide among them by "
     "itself; with --transparent give all ranks the whole arrays, and divide them by "
     "dataset.shard(hvd.size(), hvd.rank())"
 )
-
 LOOKED_AT = 64  # rows of an array, in a comparison of the data of two processes
-
 FIRST = "from_tensor_slices"
-
 _MARK = "_edl_recorded"
-
 _SAME = ("cache", "prefetch", "with_options")  # samples and their order stay as they are
 
 
@@ -95,7 +86,6 @@ class Recorded:
 
     @property
     def is_batched(self) -> bool:
-        """Whether the elements are batches."""
         return any(isinstance(stage, Batch) for stage in self.pipeline.stages)
 
     def digest(self) -> str:
@@ -139,30 +129,24 @@ class InputPipelines:
         self._elastic: Any = None
 
     def elastic(self, dataset: Any, steps: int | None) -> Any:
-        """Return edl's data set of the batches that `dataset` gives to all ranks."""
         found = recorded(dataset)
         if found is None:
             raise UsageError(UNKNOWN.format(what=_unknown_part(dataset)))
         if self._trained is not None and not _alike(self._trained, (found, steps)):
             raise UsageError(TWICE)
         if self._elastic is None:
-            seed = self._agreed_seed(found.digest())
+            digest = found.digest()
+            answers = self._exchanges.known(f"{digest} {last_seed()}".encode())
+            all_ranks = [answer.decode().split() for answer in answers]
+            if any(other != digest for other, _ in all_ranks):
+                raise UsageError(DIFFER)
+            seed = int(all_ranks[0][1])  # of rank 0
+            if seed != last_seed():  # each rank may draw numbers of its own: edl does so
+                tf.random.set_seed(seed)
             self._trained, self._elastic = (found, steps), _elastic(found, steps, seed)
         return self._elastic
 
-    def _agreed_seed(self, digest: str) -> int:
-        """Return the seed of TensorFlow on rank 0, which becomes that of this process, too."""
-        answers = self._exchanges.known(f"{digest} {last_seed()}".encode())
-        found = [answer.decode().split() for answer in answers]
-        if any(other != digest for other, _ in found):
-            raise UsageError(DIFFER)
-        seed = int(found[0][1])
-        if seed != last_seed():  # each rank may draw numbers of its own: edl does so
-            tf.random.set_seed(seed)
-        return seed
-
     def is_trained(self, dataset: Any) -> bool:
-        """Return whether `dataset` is the one that `elastic` was given."""
         found = recorded(dataset)
         if found is None or self._trained is None:
             return False
@@ -170,7 +154,6 @@ class InputPipelines:
 
 
 def _alike(one: tuple[Recorded, int | None], other: tuple[Recorded, int | None]) -> bool:
-    """Return whether two data sets, each with its steps of an epoch, give the same batches."""
     (first, _), (second, _) = one, other
     same = (one[1], first.pipeline) == (other[1], second.pipeline)
     return same and (first.source is second.source or first.whole is second.whole is not None)
@@ -263,21 +246,10 @@ _STAGES: dict[str, Callable[..., Stage | None]] = {
 }
 
 
-def _take_of_all(whole: Any, count: Any, name: Any = None) -> Any:
-    return PLAIN["take"](whole, _number(count) * ranks())
-
-
-def _skip_of_all(whole: Any, count: Any, name: Any = None) -> Any:
-    return PLAIN["skip"](whole, _number(count) * ranks())
-
-
-_COUNTING: dict[str, Callable[..., Any]] = {"take": _take_of_all, "skip": _skip_of_all}
-
 RECORDED = (*_STAGES, *_SAME, "map")
 
 
 def _noted(before: Recorded, name: str, arguments: Any, named: Any) -> Recorded | None:
-    """Return what is known of a data set that a method has made; None: nothing."""
     if name in _SAME:
         return before
     if name == "map":
@@ -292,9 +264,13 @@ def _noted(before: Recorded, name: str, arguments: Any, named: Any) -> Recorded 
 
 
 def _recording(name: str) -> Callable[..., Any]:
-    """Return a method in place of `tf.data.Dataset`'s method `name` that notes the call."""
     plain = PLAIN[name]
-    of_all = _COUNTING.get(name, plain)
+
+    def of_all(whole: Any, *arguments: Any, **named: Any) -> Any:
+        if name not in ("take", "skip"):
+            return plain(whole, *arguments, **named)
+        count = arguments[0] if arguments else named["count"]
+        return plain(whole, _number(count) * ranks())
 
     @functools.wraps(plain)
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -320,7 +296,6 @@ def _within(num_shards: Any, index: Any, name: Any = None) -> tuple[Any, Any]:
 
 
 def _from_tensor_slices(*arguments: Any, **named: Any) -> Any:
-    """Take the place of `tf.data.Dataset.from_tensor_slices`."""
     made = PLAIN[FIRST](*arguments, **named)
     if tf.executing_eagerly():
         samples = int(made.cardinality().numpy())
@@ -330,7 +305,6 @@ def _from_tensor_slices(*arguments: Any, **named: Any) -> Any:
 
 @functools.cache
 def record_pipelines() -> None:
-    """Let the functions of `tf.data` note what the script makes by them, from now on."""
     kind: Any = tf.data.Dataset
     PLAIN[FIRST] = getattr(kind, FIRST)
     for name in RECORDED:
@@ -349,34 +323,28 @@ def record_pipelines() -> None:
 # get here.
 
 
-MOST = 2**13  # bytes of a callback that is sent to the other processes
-
+MAX_CALLBACK_BYTES = 2**13  # bytes of a callback that is sent to the other processes
 ARRAYS = (
     "model.fit was given arrays, and a process that comes later could not tell which of their "
     "samples are whose; with --transparent give it a data set: "
     "tf.data.Dataset.from_tensor_slices((x, y)).shard(hvd.size(), hvd.rank()).shuffle(len(x))"
     ".batch(n), made of the whole arrays on all ranks"
 )
-
 NO_NUMBERS = (
     "model.fit was given {what}, whose samples have no numbers, so edl cannot divide them among "
     "processes that come and go; with --transparent give it a tf.data.Dataset that begins with "
     "from_tensor_slices(arrays); or change the script to edl.tensorflow, whose edl.Dataset also "
     "reads single samples by their numbers (docs/get-started/from-horovod.md)"
 )
-
 OWN_CALLBACKS = (
     "this process gives model.fit the callback {name}, and rank 0 does not; callbacks may be of "
     "all ranks, or of rank 0"
 )
-
 NOT_SENT = (
     "the callback {name} is on rank 0 only, and cannot be sent to the other processes ({why}); "
     "make it on all ranks: {then}"
 )
-
 ONE_WRITES = "edl lets one of them write"
-
 ALL_ARE_CALLED = "edl calls it on each of them, so let it ask hvd.rank() == 0 before it writes"
 
 
@@ -394,9 +362,13 @@ class KerasScript:
         self._had_all = True  # the callbacks of rank 0 were this process's own
 
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments with which Keras' `fit` trains as a worker of the job."""
         if given.get("y") is not None or not isinstance(given.get("x"), tf.data.Dataset):
-            raise UsageError(_refusal(given.get("x")))
+            x = given.get("x")
+            if isinstance(x, (list, tuple, dict, tf.data.Dataset)) or hasattr(x, "__array__"):
+                raise UsageError(ARRAYS)
+            kind = type(x).__name__
+            article = "an" if kind[0] in "AEIOU" else "a"
+            raise UsageError(NO_NUMBERS.format(what=f"{article} {kind}"))
         data = self.pipelines.elastic(given["x"], given.pop("steps_per_epoch", None))
         validation, steps = undivided(given.get("validation_data"), given.get("validation_steps"))
         callbacks, verbose = self._agreed(given.get("callbacks"), given.get("verbose", "auto"))
@@ -404,7 +376,6 @@ class KerasScript:
         return {**given, **own, "validation_data": validation, "validation_steps": steps}
 
     def _agreed(self, callbacks: Any, verbose: Any) -> tuple[list[Any], Any]:
-        """Return the callbacks of rank 0 of this `fit`, and its `verbose`."""
         own = _flat(callbacks)
         given = verbose, [type(one).__name__ for one in own]
         # As in the last fit, the script gives not all of rank 0: this may be a new rank 0, which it
@@ -435,24 +406,12 @@ class KerasScript:
 script = KerasScript()
 
 
-def _refusal(data: Any) -> str:
-    if isinstance(data, (list, tuple, dict, tf.data.Dataset)) or hasattr(data, "__array__"):
-        return ARRAYS
-    kind = type(data).__name__
-    return NO_NUMBERS.format(what=f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}")
-
-
 def _flat(callbacks: Any) -> list[Any]:
-    """Return the callbacks of a `fit` as a new list, which may be changed."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
-    return (
-        [*callbacks]
-        if isinstance(callbacks, Sequence)
-        else []
-        if callbacks is None
-        else [callbacks]
-    )
+    if isinstance(callbacks, Sequence):
+        return [*callbacks]
+    return [] if callbacks is None else [callbacks]
 
 
 def _packed(callback: Any) -> tuple[str, bytes | None, str]:
@@ -463,7 +422,7 @@ def _packed(callback: Any) -> tuple[str, bytes | None, str]:
         why = f"{len(data)} bytes"
     except Exception as error:  # noqa: BLE001 - the script's own classes raise what they like
         data, why = None, str(error)
-    if data is not None and len(data) <= MOST:
+    if data is not None and len(data) <= MAX_CALLBACK_BYTES:
         return name, data, ""
     then = ONE_WRITES if has_writer(callback) else ALL_ARE_CALLED
     return name, None, NOT_SENT.format(name=name, why=why, then=then)
@@ -480,7 +439,6 @@ def _taken(own: list[Any], name: str, data: bytes | None, why: str) -> Any:
 
 
 def replace_fit() -> None:
-    """Replace `fit` and `evaluate` of `keras.Model`, in this process, from now on."""
     kind: Any = keras.Model
     kind.fit, kind.evaluate = _training(kind.fit), _evaluating(kind.evaluate)
 
@@ -522,13 +480,11 @@ def _evaluating(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 TAPE = "DistributedGradientTape"
-
 ONE_OF_EACH = (
     "this script's loop trains by hvd.DistributedGradientTape, and has {models} models and "
     "{optimizers} optimizers of Keras; edl finds out by itself what is trained if there is one of "
     "each; or change the script to edl.tensorflow"
 )
-
 AHEAD = (
     "this worker's script is in its loop {mine} over the training data, and the job in loop {job}: "
     "a script must begin with the same loop on all workers, also on one that starts later"
@@ -572,18 +528,15 @@ class TapeLoop:
 
     @property
     def is_within(self) -> bool:
-        """Whether the script has begun to train by a loop."""
         return self._dataset is not None
 
     @property
     def step_in_epoch(self) -> int:
-        """The number of the step in its epoch, from 0, that the last batch belongs to."""
         if current_worker().warming_up:
             return 1  # the job has made its first step
         return batch_in_epoch(current_worker())
 
     def batches(self, dataset: Any) -> Iterator[Any]:
-        """Yield the batches of one loop of the script over its training data."""
         self._watch.check_next()
         number, self._loops = self._loops, self._loops + 1
         if self._dataset is None:
@@ -600,12 +553,10 @@ class TapeLoop:
         self._has_trained = True
         yield from self._watch.batches(self._trained())
 
-    def refuse_left_early(self) -> None:
-        """Raise a UsageError if the script is known to have left its last loop early."""
-        self._watch.refuse_left_early()
+    def check_not_left_early(self) -> None:
+        self._watch.check_not_left_early()
 
     def check_end(self) -> None:
-        """Check that the script may end now: after the job's last step."""
         self._watch.check_end()
         if self._epoch < 0:  # it may be a job resumed at its end
             is_behind = self._is_behind
@@ -616,7 +567,6 @@ class TapeLoop:
             raise ended_behind(self._loops - 1, self._warms_up and not self._has_trained)
 
     def _trained(self) -> Iterator[Any]:
-        """Yield the batches of this process in the epoch, and note while the script has one."""
         try:
             for batch in self._dataset:
                 self.has_batch = True
@@ -626,7 +576,6 @@ class TapeLoop:
             self.has_batch = False
 
     def _begin(self, dataset: Any) -> None:
-        """Find out what the script trains, and declare `dataset` as the job's data."""
         models, optimizers = _outermost(keras.Model), _outermost(keras.optimizers.Optimizer)
         if (len(models), len(optimizers)) != (1, 1):
             counts = {"models": len(models), "optimizers": len(optimizers)}
@@ -665,7 +614,6 @@ def _has_trained() -> bool:
 
 
 def _outermost(kind: Any) -> list[Any]:
-    """Return all objects of the class `kind` in this process that are no part of another one."""
     found = [one for one in gc.get_objects() if isinstance(one, kind)]
     inner = {id(getattr(one, "inner_optimizer", None)) for one in found}
     inner |= {id(getattr(one, "_functional", None)) for one in found}  # of a Sequential
@@ -676,7 +624,6 @@ def _outermost(kind: Any) -> list[Any]:
 
 
 def _uses_tape() -> bool:
-    """Return whether a function of the script calls Horovod's tape."""
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
         if _names_tape(frame.f_code) and not _is_library(frame.f_globals.get("__name__")):
@@ -687,7 +634,6 @@ def _uses_tape() -> bool:
 
 
 def _names_tape(code: types.CodeType) -> bool:
-    """Return whether `code`, or a function defined in it, has the name of Horovod's tape."""
     if TAPE in code.co_names:
         return True
     return any(_names_tape(one) for one in code.co_consts if isinstance(one, types.CodeType))

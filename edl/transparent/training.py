@@ -1,13 +1,10 @@
 """Lead a process through its script's loop over epochs to where the job is: :class:`Training`.
 
-A script for plain Horovod goes through all its epochs from the first on, also in a process that
-joins the job later, or that resumes it. Until it has come to the epoch of the job, it *passes over*
-epochs: each of its loops has one batch, its optimizer makes no update, its collectives are of this
-process alone, and its rank is not 0. What it has changed meanwhile is undone. A newcomer passes
-over epochs before it joins, while the others train.
-
-Job and script agree by the script's own number of an epoch, which it gives to
-``sampler.set_epoch()``; :class:`EpochNumbers` lets it grow where the script's does not.
+A script for plain Horovod goes through all its epochs, also in a process that joins later, or that
+resumes it. Until it has come to the epoch of the job, it *passes over* epochs: each of its loops
+has one batch, its optimizer makes no update, its collectives are of this process alone, and its
+rank is not 0. What it has changed meanwhile is undone. Job and script agree by the script's own
+number of an epoch, which it gives to ``sampler.set_epoch()``.
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ AHEAD = (
     "with its own newest checkpoint file (edl run --resume continues a job), or send the number of "
     "the first epoch from rank 0 by hvd.broadcast"
 )
-
 OTHER_ORDER = (
     "this worker's script has called sampler.set_epoch({mine}) for an epoch in which the other "
     "workers have called set_epoch({job}), so they would train other samples: a script must give "
@@ -47,7 +43,6 @@ class EpochNumbers:
         self._offset = 0
 
     def next(self, sampler_epoch: int) -> int:
-        """Return the number of the epoch that begins now."""
         # Two phases of training may both begin with 0; or the script never calls `set_epoch()`.
         if self._last is not None and sampler_epoch + self._offset <= self._last:
             self._offset = self._last + 1 - sampler_epoch
@@ -75,12 +70,10 @@ class ScriptEpochs:
             self._sampler_epochs.append(sampler_epoch)
 
     def number(self, epoch: int) -> int:
-        """Return the script's number of the job's epoch `epoch`."""
         known = len(self._numbers) - 1  # an epoch in which no process has been follows these
         return self._numbers[min(epoch, known)] + max(0, epoch - known)
 
     def sampler_epoch(self, epoch: int) -> int:
-        """Return what the script gives to `set_epoch()` for the job's epoch `epoch`."""
         known = self._sampler_epochs
         if epoch < len(known):
             return known[epoch]
@@ -115,16 +108,13 @@ class Training:
 
     @property
     def step_in_epoch(self) -> int:
-        """The number of the step in its epoch, from 0, that the last batch belongs to."""
         return 0 if self.passes_over else self._loader.batch_index
 
     @property
     def is_in_step(self) -> bool:
-        """Whether the script is in a loop, and has not trained all batches of the present step."""
         return self._watch.is_within and current_worker().loader.open
 
     def batches(self, number: int, sampler_epoch: int) -> Iterator[Any]:
-        """Yield the batches of one loop of the script over its training data."""
         self._watch.check_next()
         self._number = number
         if self._epoch < 0:
@@ -147,7 +137,6 @@ class Training:
         yield from self._watch.batches(self._untrained())
 
     def _untrained(self) -> Iterator[Any]:
-        """Yield the batches of the job's epoch."""
         for batch in self._loader:
             self._has_stepped = False
             yield batch
@@ -155,26 +144,20 @@ class Training:
     def note_step(self) -> None:
         self._has_stepped = True
 
-    def refuse_left_early(self) -> None:
-        """Raise a UsageError if the script is known to have left its last loop early."""
-        self._watch.refuse_left_early()
+    def check_not_left_early(self) -> None:
+        self._watch.check_not_left_early()
 
     def check_end(self) -> None:
         """Check that the script may end now; undo what it changed while it passed over epochs."""
         self._watch.check_end()
         # At the job's end it may have passed over all epochs: the job had trained before.
-        if self.passes_over and not self._is_at_job():
+        before, ledger = self._epoch - 1, current_worker().loader.ledger
+        at_end = before >= 0 and self._number == self._numbers.number(before)
+        if self.passes_over and not (at_end and not ledger.done):
             raise ended_behind(self._number, self._warms_up and not self._has_trained)
         self._restore()
 
-    def _is_at_job(self) -> bool:
-        """Return whether the script has passed over all that the job has trained."""
-        before = self._epoch - 1
-        at_end = before >= 0 and self._number == self._numbers.number(before)
-        return at_end and not current_worker().loader.ledger.done
-
     def _restore(self) -> None:
-        """Give the model the job's state again, if the script has passed over epochs."""
         if self._state is not None:
             replica = current_worker().replica
             assert replica is not None
@@ -201,7 +184,6 @@ class Training:
             self._epoch = next(self._epochs)  # joins
 
     def _pass_over(self) -> Iterator[Any]:
-        """Yield one batch, without an update of the model by it."""
         if self._epoch >= 0 and self._state is None:
             replica = current_worker().replica
             assert replica is not None
@@ -246,7 +228,6 @@ NONE_SAVED = (
     "script's AveragedModel would begin anew: begin the training anew (edl run without --resume), "
     "or remove the AveragedModel from the script"
 )
-
 UNLIKE = (
     "an AveragedModel of this script is not like the job's: {kind} must have the same parameters "
     "and buffers when it is made, on all workers and in a resumed job ({why})"
@@ -265,7 +246,6 @@ class ScriptAverages:
         self._waiting: list[Any] = []  # states of averages that the script has yet to make
 
     def add(self, average: AveragedModel) -> None:
-        """Add an average that the script has just made; it gets its state in the job, if any."""
         if not self._were_saved and self._passes_over():
             raise CheckpointError(NONE_SAVED)
         self._made.append(weakref.ref(average))
@@ -294,7 +274,6 @@ class ScriptAverages:
 
 
 def _load(averages: Sequence[AveragedModel | None], states: Sequence[Any]) -> None:
-    """Load into each average the state with the same index, where there are both."""
     for average, state in zip(averages, states, strict=False):
         if average is None or state is None:
             continue
@@ -313,7 +292,6 @@ def _load(averages: Sequence[AveragedModel | None], states: Sequence[Any]) -> No
 
 
 def watch_averages(averages: ScriptAverages) -> None:
-    """Add all averages that the script makes from now on to `averages`; call it once."""
     # It replaces constructors, because PyTorch has no hook for that. The outermost one adds the
     # average: a subclass makes its own buffers after it has called that of `AveragedModel`.
     in_the_making: set[int] = set()  # ids of averages whose outermost constructor runs
@@ -345,7 +323,6 @@ def watch_averages(averages: ScriptAverages) -> None:
 
 
 def _with_subclasses(kind: type[AveragedModel]) -> Iterator[type[AveragedModel]]:
-    """Yield a class, and all its subclasses after it."""
     yield kind
     for one in kind.__subclasses__():
         yield from _with_subclasses(one)

@@ -30,7 +30,6 @@ TURN_S = 0.02
 
 
 def lost(at_s: float, number: int) -> list[Event]:
-    """Return the events of a worker that is killed, of the ring without it, and of its switch."""
     worker = f"w{number}"
     details = WorkerFailedDetails(worker, f"node{number % 7}", 0, -9, "")
     return [
@@ -85,7 +84,7 @@ def main() -> None:
     page.JobWatcher = partial(JobWatcher, clock=store.clock, steady_clock=store.clock)
     watcher: Any = job_watcher
     streams: Any = answers
-    watcher.TURN_S, watcher.LEARNED_S, streams.LOOK_S = TURN_S, 0.0, TURN_S / 2
+    watcher.TURN_S, watcher.LEARNED_S, streams.POLL_S = TURN_S, 0.0, TURN_S / 2
     address = ListenAddress("127.0.0.1", 0)
     server.run_dashboard(store, address, lambda text: print(text, flush=True))
 

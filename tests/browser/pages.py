@@ -81,14 +81,7 @@ def opened(browser: Browser, url: str, **options: Any) -> Opened:
 
 
 def check_that_it_asks_for_the_token(browser: Browser, url: str, what: str, words: str) -> None:
-    """Fail unless the page shows nothing to a wrong token, and ``words`` to that of ``url``.
-
-    Args:
-        browser: the browser.
-        url: the address with the token.
-        what: what the page shows, a job or a cluster.
-        words: a part of the state of it.
-    """
+    """Fail unless the page shows nothing to a wrong token, and ``words`` to that of ``url``."""
     one = opened(browser, url.partition("#")[0])
     field = one.page.get_by_label("Address or token")
     field.fill("wrong")

@@ -58,27 +58,22 @@ class Lab:
         assert done.returncode == 0, done.stderr
 
     def finish(self, *jobs: str) -> None:
-        """Let the workers of ``jobs`` end."""
         for job in jobs:
             (self.shell.directory / f"end-{job}").touch()
 
     def states(self) -> dict[str, str]:
-        """Return the state of each job, as `edl list` says it."""
         lines = self.shell.edl("list", "--json").stdout.splitlines()
         return {one["name"]: one["result"] or one["state"] for one in map(json.loads, lines)}
 
     def until(self, **states: str) -> None:
-        """Wait until jobs are in these states."""
         until(lambda: states.items() <= self.states().items(), WAIT_S, lambda: str(self.states()))
 
     def offer(self, host: str, slots: int, *options: str) -> None:
-        """Start one more `edl host`."""
         words = ("host", "--cluster", "lab", "--host", host, "--slots", str(slots), *options)
         self.hosts.append(self.shell.start(*words))
         self.hosts[-1].expect(f"host {host} offers")
 
     def end(self) -> None:
-        """End all jobs, the hosts and the controller."""
         self.finish(*self.states())
         for job, state in self.states().items():
             if state in ("queued", "halted"):
@@ -114,7 +109,6 @@ def shown(browser: Browser, server: Running) -> Iterator[Opened]:
 
 
 def row(shown: Opened, job: str) -> Locator:
-    """Return the row of ``job`` in the table of jobs."""
     name = re.compile(rf"^{job}$")
     return shown.page.locator("table.cluster-jobs tbody tr").filter(
         has=shown.page.get_by_role("button", name=name)
@@ -232,7 +226,6 @@ def test_jobs_that_are_shown_together_have_different_colours(shown: Opened) -> N
 
 
 def focus(shown: Opened, button: str) -> None:
-    """Press Tab until the button named ``button`` has the focus."""
     for _ in range(60):
         shown.page.keyboard.press("Tab")
         if shown.page.evaluate("document.activeElement.textContent.trim()") == button:

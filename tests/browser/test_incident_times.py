@@ -21,7 +21,6 @@ AT_S = "(at) => new Date(1000 * at).toLocaleTimeString('en-GB')"
 
 
 def page_of_an_outage(browser: Browser, directory: Path, lasted_s: float) -> Page:
-    """Return the page of a job whose ZooKeeper has not answered for ``lasted_s`` seconds."""
     store: Any = ShownStore()
     now = [CREATED + 600.0]
     watcher = JobWatcher(

@@ -57,7 +57,6 @@ def busy(shell: Shell) -> Iterator[Running]:
 
 
 def size(page: Page, tools: CDPSession) -> Size:
-    """Return the size of the page, after a collection of garbage."""
     for _ in range(3):  # what a collection frees, may have held other things
         tools.send("HeapProfiler.collectGarbage")
         page.wait_for_timeout(200)

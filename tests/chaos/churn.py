@@ -88,11 +88,6 @@ class Churn:
         self._step, self._stepped = -1, time.monotonic()
 
     def run(self, kills: int) -> None:
-        """Until so many were killed.
-
-        Raises:
-            AssertionError: the job stands still, or has ended.
-        """
         while self.kills.total() < kills:
             time.sleep(self._random.uniform(*PAUSE_S))
             snapshot = self._look()
@@ -145,7 +140,6 @@ class Churn:
         self._remember(f"kill {victim}")
 
     def _kill_worker(self, target: str, snapshot: Snapshot) -> bool:
-        """Kill one, and want one fewer, as the schedule has it; False: nobody may be killed."""
         generation, leader = snapshot.generation, snapshot.leader
         workers = []
         for member in snapshot.members:

@@ -100,13 +100,7 @@ class Choice:
 def choices(
     seed: int, mean_pause_s: float, more: Mapping[str, float] | None = None
 ) -> Iterator[Choice]:
-    """Draw what is done, without end.
-
-    Args:
-        seed: the seed of the choices.
-        mean_pause_s: how long to wait before each, in seconds, on average.
-        more: what may be done besides VERBS and KILLS, by name, and how often.
-    """
+    """Draw what is done, without end."""
     chance = random.Random(seed)
     weights = VERBS | KILLS | dict(more or {})
     while True:
@@ -195,7 +189,6 @@ class Driver:
         return bool(done)
 
     def note(self, what: str) -> None:
-        """Write a line into the log."""
         with self.log.open("a") as file:
             file.write(f"{time.strftime('%H:%M:%S')} {what}\n")
 
@@ -213,7 +206,6 @@ class Driver:
     # --- users
 
     def claim_all(self) -> Submission:
-        """Submit a job that needs all slots of all hosts, for a moment; return its submission."""
         slots = SLOTS * len(self.lab.hosts)
         one, name = Submission("all", Path()), "all"
         command = (sys.executable, str(STANDIN), "--steps", "20")
@@ -224,12 +216,6 @@ class Driver:
         return one
 
     def acknowledged(self, ask: Callable[[Cluster], T]) -> T:
-        """Ask until there is an answer, with a new client each time; return it.
-
-        Raises:
-            UsageError: the answer is a refusal.
-            AssertionError: there was none in time.
-        """
         deadline_s = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline_s:
             with contextlib.suppress(CoordinationError):
@@ -248,7 +234,6 @@ class Driver:
         return self.acknowledged(lambda client: client.list())
 
     def _submit(self, choice: Choice) -> str:
-        """Submit a job, now and then under the name of one that has ended."""
         jobs = {job.name: job for job in self._listed()}
         alive = [job for job in jobs.values() if job.state is not LifeState.ENDED]
         if len(alive) >= MOST_JOBS:
@@ -269,7 +254,6 @@ class Driver:
         return f"{name}, {kind}, {manifest.min} to {manifest.max}{' again' if former else ''}"
 
     def _job(self, name: str, number: int, choice: Choice) -> tuple[Submission, JobManifest]:
-        """Return a job as it was drawn, and its manifest."""
         least, most = 1 + (choice.pick > 0.7), 1 + round(2 * choice.size)
         most = max(least, most)
         if choice.pick < 0.3:
@@ -303,7 +287,6 @@ class Driver:
         return self._want_of(one, verb, goal, *more)
 
     def _want_of(self, one: Submission, verb: str, goal: Goal | None, *more: int) -> str:
-        """Ask for something else of this job; return what was done."""
         one.asking = True
         try:
             self.acknowledged(lambda client: getattr(client, verb)(one.name, *more))
@@ -345,7 +328,6 @@ class Driver:
         return host
 
     def _lull(self, choice: Choice) -> str:
-        """Halt all jobs for a while."""
         running = [one for one in self.living() if one.goal is Goal.RUN]
         if self._quiet is not None or not running:
             return ""
@@ -355,7 +337,6 @@ class Driver:
         return f"{', '.join(one.name for one in halted)}, for {away_s:.0f} s"
 
     def _end_lull(self) -> None:
-        """Resume the jobs of a lull that are still to be halted."""
         assert self._quiet is not None
         _, halted = self._quiet
         self._quiet = None
@@ -372,7 +353,6 @@ class Driver:
     # --- kills
 
     def _strike(self, choice: Choice) -> str:
-        """Kill or freeze something; return what."""
         if self.engine is not None and choice.action in self.engine.weights:
             one = choice
             return self.engine.strike(one.action, one.pick, one.size, self._restores.later)
@@ -513,7 +493,6 @@ class Driver:
         return [one for one in self._processes() if one.is_agent]
 
     def _workers(self) -> list[RunProcess]:
-        """Return the oldest process of each start attempt."""
         found: dict[str, RunProcess] = {}
         for one in sorted(self._processes(), key=lambda one: (one.started, one.pid)):
             if one.attempt_id:
@@ -530,5 +509,4 @@ def _pids(of: Sequence[Supervised]) -> list[int]:
 
 
 def _picked(of: Sequence[T], pick: float) -> T | None:
-    """Return the element at the share ``pick``, from 0 to 1, of the way; None if there is none."""
     return of[min(int(pick * len(of)), len(of) - 1)] if of else None

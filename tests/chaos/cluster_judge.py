@@ -130,7 +130,6 @@ class Judge:
     # --- records
 
     def _look_at_records(self, store: ClusterStore, reader: RunReader) -> None:
-        """Check that acknowledged jobs are there, and that no run is started twice."""
         known = [one for one in self._submissions if not one.asking]
         known = [one for one in known if one.goal is not Goal.GONE and not one.is_replaced]
         before = _ticks()
@@ -157,13 +156,6 @@ class Judge:
         self.looks[1] += 1
 
     def _check_users(self, now: ClusterSnapshot, before: int) -> None:
-        """Check that each process is on a device that is assigned to its run.
-
-        Args:
-            now: the records, as they are now or were a moment ago.
-            before: when they had not been read yet, in clock ticks since the machine came up. What
-                has been started since may have got its device since.
-        """
         for host in now.hosts:
             for one in self._lab.processes(host.name):
                 device = _device(one.pid) if one.attempt_id and one.started < before else ""
@@ -191,7 +183,6 @@ class Judge:
                 self._say(f"job {job.name} has a wrong token: {job.life}")
 
     def _check_leases(self, store: ClusterStore) -> None:
-        """Check that no more hosts are borrowed, or asked for, than may be."""
         if isinstance(self._lab, FleetCluster):
             table, _ = store.leader.leases()
             going = {name: one for name, one in table.leases.items() if not one.is_over}
@@ -201,11 +192,7 @@ class Judge:
     # --- the end
 
     def wait_for_the_end(self, within_s: float) -> None:
-        """Wait until each job has ended or is halted, as its user wants, and all is free.
-
-        Raises:
-            AssertionError: that is not so in time.
-        """
+        """Wait until each job has ended or is halted, as its user wants, and all is free."""
         deadline_s = time.monotonic() + within_s
         rest: list[str] = []
         while time.monotonic() < deadline_s:
@@ -218,7 +205,6 @@ class Judge:
         raise AssertionError(f"after {within_s:g} s without trouble: " + "; ".join(rest))
 
     def _not_over(self, store: ClusterStore) -> list[str]:
-        """Return what is not as it is to be in the end."""
         now = store.snapshot()
         jobs = {job.name: job for job in now.jobs}
         found = []
@@ -252,11 +238,7 @@ class Judge:
         return found
 
     def wait_for_the_hosts(self, within_s: float) -> None:
-        """Wait until all borrowed hosts are given back: cluster and engine have no lease any more.
-
-        Raises:
-            AssertionError: that is not so in time.
-        """
+        """Wait until all borrowed hosts are given back: no lease is left."""
         assert isinstance(self._lab, FleetCluster)
         deadline_s = time.monotonic() + within_s
         rest: list[str] = []
@@ -276,19 +258,10 @@ class Judge:
         raise AssertionError(f"after {within_s:g} s without jobs: {'; '.join(rest)}\n{story}")
 
     def count_leases(self) -> int:
-        """Return how many leases there have been."""
         with self._lab.store() as store:
             return store.leader.leases()[0].last
 
     def check_ends(self, frozen: Container[int]) -> dict[str, int]:
-        """Check how each job has ended; return the numbers of jobs by how they have.
-
-        Args:
-            frozen: the processes that do not count where two runs train at once.
-
-        Raises:
-            AssertionError: one has not ended as it was to.
-        """
         counts: dict[str, int] = defaultdict(int)
         with self._lab.store() as store:
             jobs = {job.name: job for job in store.snapshot().jobs}
@@ -308,7 +281,6 @@ class Judge:
         return dict(counts)
 
     def _check_end(self, one: Submission, job: JobView | None) -> None:
-        """Check how the job of a submission has ended, and what its workers have counted."""
         wanted = {
             Goal.RUN: (LifeResult.FINISHED,),
             Goal.HALT: (None, LifeResult.FINISHED),
@@ -330,11 +302,7 @@ class Judge:
                 assert epoch["counts"] == {str(epoch["epoch"] + 1): one.samples}, f"{one}: {report}"
 
     def check_nothing_is_left(self) -> None:
-        """After the hosts and controllers have ended: no process, and no node of one.
-
-        Raises:
-            AssertionError: something is left.
-        """
+        """After the hosts and controllers have ended: no process, and no node of one."""
         left = self._lab.left()
         assert not left, f"these processes are left: {[one.cmdline() for one in left]}"
         with self._lab.store() as store, Session(self._lab.zookeeper, 10.0) as session:
@@ -357,13 +325,6 @@ def check_steps(directory: Path, frozen: Container[int]) -> None:
 
     A run saves a checkpoint before its first step, and every other second, so that the next one
     does not begin before that, and later if the run has trained for a while.
-
-    Args:
-        directory: the files of the job.
-        frozen: processes whose steps do not count.
-
-    Raises:
-        AssertionError: a run has not.
     """
     steps: dict[str, list[tuple[int, int]]] = defaultdict(list)  # by run: when, which
     for path in directory.glob("*.steps"):
@@ -384,11 +345,6 @@ def check_steps(directory: Path, frozen: Container[int]) -> None:
 
 
 def _check_story(job: JobView, events: Iterable[ClusterEvent]) -> None:
-    """Check that each state of a job follows from the one before, and that its runs are counted.
-
-    Raises:
-        AssertionError: an event does not follow.
-    """
     story: list[ClusterEvent] | None = None
     for event in events:
         if event.job == job.name and event.kind is ClusterEventKind.SUBMITTED:
@@ -425,7 +381,6 @@ def _live_together(first: RunProcess, other: RunProcess) -> bool:
 
 
 def _lives(one: RunProcess) -> bool:
-    """Return whether a process still lives."""
     return start_of(one.pid) == one.started
 
 

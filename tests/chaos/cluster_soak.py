@@ -41,18 +41,7 @@ END_S = 900.0  # for all jobs to end after that: a job may wait 300 s for its ne
 def soak(
     directory: Path, minutes: float, seed: int, every_s: float, fleet: str = "none"
 ) -> dict[str, Any]:
-    """Drive and kill for so long, then prove; return what was done.
-
-    Args:
-        directory: an existing directory for all logs and state.
-        minutes: for how long.
-        seed: the seed of what is done.
-        every_s: how long to wait between two things, in seconds, on average.
-        fleet: the engine that lends the hosts: none, slurm or ray.
-
-    Raises:
-        AssertionError: something was lost, run twice, leaked or left.
-    """
+    """Drive and kill for so long, then prove; return what was done."""
     throttled = directory / "throttle"
     Throttle(STEP_S, 10**6, STEP_S).put(throttled)
     print(f"seed {seed}, fleet {fleet}, in {directory}", flush=True)
@@ -66,14 +55,7 @@ def soak(
 def started(
     directory: Path, fleet: str, members: int = 3, controllers: int = 2
 ) -> Iterator[tuple[LiveCluster, tuple[Server, ...]]]:
-    """Start a cluster with its ZooKeeper, and the engine that lends its hosts.
-
-    Args:
-        directory: an existing directory.
-        fleet: the engine: none, slurm or ray.
-        members: how many ZooKeeper servers there are.
-        controllers: how many controllers.
-    """
+    """Start a cluster with its ZooKeeper, and the engine that lends its hosts."""
     with ExitStack() as stack:
         if fleet == "none":
             zookeeper = stack.enter_context(ensemble(directory, members))
@@ -99,7 +81,6 @@ def _addresses(servers: tuple[Server, ...]) -> str:
 def _driven(
     driver: Driver, judge: Judge, minutes: float, seed: int, every_s: float
 ) -> dict[str, Any]:
-    """Drive for so long, and wait for the end of all jobs."""
     began_s = time.monotonic()
     for choice in choices(seed, every_s, driver.more_choices):
         time.sleep(choice.pause_s)

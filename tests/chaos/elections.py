@@ -53,7 +53,6 @@ def strike(job: Scenario, wait_s: float) -> tuple[float, float]:
 
 
 def measure(kills: int, seed: int) -> list[tuple[float, float]]:
-    """Strike a job so often; each election and stand-still."""
     numbers, found = random.Random(seed), []
     with tempfile.TemporaryDirectory(prefix="edl-elections-") as scratch:
         directory = Path(scratch)
@@ -73,7 +72,6 @@ def measure(kills: int, seed: int) -> list[tuple[float, float]]:
 
 
 def table(found: Sequence[tuple[float, float]], seed: int) -> str:
-    """Return the page with the median and the longest time of ``found``."""
     rows = [
         f"| {name} | {1000 * statistics.median(part):.0f} | {1000 * max(part):.0f} |"
         for name, part in zip(("election", "stand-still"), zip(*found, strict=True), strict=True)

@@ -109,11 +109,9 @@ class FaultScenario(Scenario):
 
     @property
     def struck(self) -> int:
-        """How many faults have struck."""
         return len(list(self.claims.iterdir()))
 
     def wait_for_strikes(self, timeout_s: float = STRIKES_S, to_come: int = 0) -> None:
-        """Wait until all faults have struck, but for the last ``to_come``."""
         expected = sum(len(group) for group in self.faults) - to_come
         self.wait(lambda _: self.struck == expected, f"{expected} faults struck", timeout_s)
 

@@ -52,14 +52,7 @@ class Engine(Protocol):
     weights: Mapping[str, float]
 
     def strike(self, action: str, pick: float, size: float, later: Later) -> str:
-        """Do one of ``weights``; return what was done, empty if there was nothing to do it to.
-
-        Args:
-            action: its name.
-            pick: to which one, from 0 to 1.
-            size: for how long, from 0 to 1.
-            later: ends what was done.
-        """
+        """Do one of ``weights``; return what was done, empty if there was nothing to do it to."""
 
     def daemons(self, host: str) -> list[psutil.Process]:
         """Return the engine's processes on a machine that it lends."""
@@ -111,12 +104,10 @@ class LeasedHost:
 
     @property
     def pid(self) -> int | None:
-        """The pid of the `edl host` that lives there; None if none does."""
         found = self.processes()
         return found[0].pid if found else None
 
     def send(self, number: int) -> int | None:
-        """Send a signal to each `edl host` there; return the pid of one, None if there is none."""
         found = self.processes()
         for one in found:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -136,7 +127,6 @@ class LeasedHost:
         self._engine.bring_up(self.host)
 
     def _started(self) -> list[psutil.Process]:
-        """Return what was started as the `edl host` of a lease on this machine, by its words."""
         found = [
             one
             for one in processes_with(self._state)
@@ -203,16 +193,11 @@ class FleetCluster(LiveCluster):
         raise AssertionError(f"these on host {host} do not die: {self.processes(host)}")
 
     def left(self) -> list[psutil.Process]:
-        """Return all living processes of the cluster, by their mark or their state directory."""
         lent = processes_with(f"XDG_STATE_HOME={self.directory / 'controllers'}")
         return list({one.pid: one for one in (*super().left(), *lent)}.values())
 
     def end(self) -> dict[str, int | None]:
-        """Let the controllers end; return their exit codes by name. The hosts must have left.
-
-        Raises:
-            subprocess.TimeoutExpired: one of them does not end.
-        """
+        """Let the controllers end; return their exit codes by name. The hosts must have left."""
         for one in self.controllers:
             one.ask_to_end()
         return {one.name: one.wait() for one in self.controllers}

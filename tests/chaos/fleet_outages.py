@@ -72,11 +72,7 @@ class Outages:
         self._epochs = max(2, round(steps * BATCH * self._slots / SAMPLES))
 
     def run(self) -> None:
-        """Move slots and kill for so long, then let the jobs end.
-
-        Raises:
-            AssertionError: the job has noticed something, or a slot has not moved.
-        """
+        """Move slots and kill for so long, then let the jobs end."""
         Throttle(STEP_S, 10**6, STEP_S).put(self._throttle)
         self._submit()
         hosts = self._offered()
@@ -163,12 +159,10 @@ class Outages:
             assert ring is None or not ring.repair or event.generation == 1, self._events[-20:]
 
     def _offered(self) -> list[str]:
-        """Return the hosts that offer slots."""
         with self._lab.store() as store:
             return [host.name for host in store.hosts.list() if host.offer is not None]
 
     def _life(self, job: str) -> JobLifecycle:
-        """Return the state of a job."""
         with self._lab.store() as store:
             return store.jobs.get(job).life
 
@@ -176,11 +170,7 @@ class Outages:
         ask(self._lab.client())
 
     def _until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for a condition, while ZooKeeper may be slow to answer.
-
-        Raises:
-            AssertionError: it did not come true in time.
-        """
+        """Wait for a condition, while ZooKeeper may be slow to answer."""
         deadline_s = time.monotonic() + WAIT_S
         while True:
             with contextlib.suppress(CoordinationError, UnknownJob):  # its run is to be created
@@ -193,16 +183,7 @@ class Outages:
 
 
 def outages(directory: Path, minutes: float, fleet: str) -> Mapping[str, float]:
-    """Move slots while the controller of an engine is killed; return how often both happened.
-
-    Args:
-        directory: an existing directory for all logs and state.
-        minutes: for how long.
-        fleet: the engine, slurm or ray.
-
-    Raises:
-        AssertionError: a job has noticed it.
-    """
+    """Move slots while the controller of an engine is killed; return how often both happened."""
     with started(directory, fleet, members=1, controllers=1) as (lab, _):
         assert isinstance(lab, FleetCluster)
         one = Outages(lab, minutes)

@@ -42,7 +42,6 @@ class Outcome:
 
 
 def scenario(seed: int) -> Scenario:
-    """Return the job of a seed, which is above 0."""
     chance = random.Random(seed)
     np = chance.randint(1, 4)
     script = Counting(
@@ -79,7 +78,6 @@ def _change(chance: random.Random) -> Change:
 
 
 def run(seed: int) -> Outcome:
-    """Run and judge it."""
     one = scenario(seed)
     try:
         job = one.run()
@@ -91,7 +89,6 @@ def run(seed: int) -> Outcome:
 
 
 def outcomes(first: int, count: int, processes: int) -> Iterator[Outcome]:
-    """Of all seeds from ``first`` on, in any order."""
     seeds = range(first, first + count)
     if processes == 1:
         yield from map(run, seeds)

@@ -92,7 +92,6 @@ class RayEngine:
         return f"process {one.pid}"
 
     def daemons(self, host: str) -> list[psutil.Process]:
-        """Return the raylet of a node, and the actors that it has started."""
         raylet = self.ray.raylet(host)
         return [*([raylet] if raylet is not None else []), *self._actors(host)]
 
@@ -136,7 +135,6 @@ class RayEngine:
         return [*now["names"], *(f"host {h}" for h in self.hosts if h not in now["free"])]
 
     def story(self) -> str:
-        """Return what Ray knows."""
         return str(self._look())
 
     def _look(self) -> dict[str, list[str]]:
@@ -168,13 +166,11 @@ class RayEngine:
         return f"for {away_s:.1f} s"
 
     def take_head_down(self) -> None:
-        """Kill the GCS."""
         with self._changing:
             self.ray.kill_gcs()
             self._is_head_away = True
 
     def bring_head_up(self) -> None:
-        """Start the GCS if it is away, and each node that waits for it."""
         with self._changing:
             if self._is_head_away:
                 self.ray.start_gcs()
@@ -203,7 +199,6 @@ class RayEngine:
                         self.ray.start_raylet(host)
 
     def _actors(self, host: str) -> list[psutil.Process]:
-        """Return the processes of the actors of leases on a node."""
         found = self.net.processes(host)
         return [one for one in found if "".join(_words(one)[:1]).startswith("ray::LeaseActor")]
 

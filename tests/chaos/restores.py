@@ -31,7 +31,6 @@ class Restores:
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Do all that is left now, and end."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()

@@ -57,11 +57,6 @@ class Failed(Exception):
 
 
 def break_rings(runs: int, workers: int, seed: int = 0) -> None:
-    """So many runs.
-
-    Raises:
-        Failed: in one of them something went wrong; with what is known of it.
-    """
     from edl.ring.rendezvous import RendezvousServer, new_scope
 
     with RendezvousServer("127.0.0.1", health=dict) as server, TemporaryDirectory() as folder:
@@ -133,7 +128,6 @@ def _stacks(pid: int) -> str:
 
 
 def work(rank: int, size: int, port: int, seed: int) -> None:
-    """One worker: a ring for each scope on standard input, a line when it is out of it."""
     import torch
 
     from edl.errors import RendezvousFailed
@@ -221,7 +215,6 @@ def _send_until_it_breaks(ring: Ring, sizes: list[int]) -> str:
 
 
 def main() -> None:
-    """Run as a script."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--workers", type=int, default=3)

@@ -53,7 +53,6 @@ class Use:
 
 
 def one_job(hosts: str, state: Path, number: int) -> None:
-    """From its start to its end."""
     name, secret = f"short-{number}", new_secret()
     keep(state, name, secret)
     with Session(hosts, access=Access(name, secret)) as session:
@@ -114,7 +113,6 @@ def run(count: int, state: Path) -> list[Use]:
 
 
 def use(hosts: str, state: Path, jobs: int, seconds: float) -> Use:
-    """Return what the server holds now: jobs, nodes, memory and disk."""
     server = local_status(state)
     assert server is not None, "the server has ended"
     with Session(hosts) as session:

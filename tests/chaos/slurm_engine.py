@@ -119,7 +119,6 @@ class SlurmEngine:
         self.slurm.kept[host].release()
 
     def take_head_down(self) -> None:
-        """Kill slurmctld."""
         self._controller.hold()
         self._controller.kill()
 
@@ -145,7 +144,6 @@ class SlurmEngine:
             time.sleep(1.0)
 
     def leases(self) -> list[str]:
-        """Return the jobs that Slurm has not ended."""
         text = self._try("squeue", "--noheader", "--format=%A %j %T %N %r")
         return ["slurmctld does not answer"] if text is None else text.splitlines()
 
@@ -176,7 +174,6 @@ class SlurmEngine:
         return f"{name}, {number}" if self._try(*words, number) is not None else ""
 
     def _of(self, node: str, program: str) -> list[psutil.Process]:
-        """Return the processes of a program that are for a lease on a node."""
         found: dict[int, psutil.Process] = {}
         for one in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -213,7 +210,6 @@ def slurm_engine(directory: Path) -> Iterator[SlurmEngine]:
 
 
 def _kill_one(processes: Sequence[psutil.Process], pick: float) -> str:
-    """Kill -9 one of the processes; return which."""
     if not processes:
         return ""
     one = processes[min(int(pick * len(processes)), len(processes) - 1)]

@@ -71,7 +71,6 @@ class Series:
 
     @property
     def growth(self) -> str | None:
-        """What is wrong with it, or None."""
         first, _, last = self.thirds()
         share, absolute = ALLOWED[self.unit]
         allowed = first + max(share * first, absolute)
@@ -203,7 +202,6 @@ def stalls_of(events: Sequence[Event]) -> dict[str, float]:
 
 
 def table(series: Sequence[Series]) -> str:
-    """Medians of the thirds, one line a quantity."""
     lines = [f"{'':34} {'unit':8} {'first':>9} {'second':>9} {'last third':>11}"]
     for one in series:
         first, middle, last = one.thirds()
@@ -212,7 +210,6 @@ def table(series: Sequence[Series]) -> str:
 
 
 def keep(result: dict[str, Any], path: Path | None) -> None:
-    """Write the figures to ``path``, if there is one."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=2) + "\n")

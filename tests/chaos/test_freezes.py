@@ -170,13 +170,11 @@ def ring_sizes(store: JobStore) -> list[int]:
 
 
 def scale_out(job: FaultScenario) -> None:
-    """One worker more."""
     now = job.wait_for_step(5)
     job.scale(now["world_size"] + 1)
 
 
 def first_ready(job: FaultScenario) -> Member:
-    """Return the record of the newcomer, as soon as it is ready."""
     found: list[Member] = []
     with job.store() as store:
 

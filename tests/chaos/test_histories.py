@@ -117,7 +117,6 @@ class RingFailure(Scenario):
         super().begin(np, max_np, min_np)
 
     def check(self) -> None:
-        """Each survivor met each break in the step in which it was to."""
         for number, (name, history) in enumerate(HISTORIES.items()):
             if STEPS[number] == LAST:
                 continue

@@ -25,11 +25,6 @@ WORKERS, LOGICAL_WORKERS = 3, 4
 
 
 def disturbed(job: Job, script: Path, steps: int, saved: Path) -> int:
-    """Kill one worker, and then all, again and again.
-
-    Returns:
-        How often the newest checkpoint that was left by all was one in parts.
-    """
     drawn, step, in_parts = random.Random(46), 0, 0
     while step + 14 < steps:
         step = job.wait_for_step(step + drawn.randint(4, 7), START_S)["step"]

@@ -35,18 +35,6 @@ BUILD_S = 3600.0
 
 
 def build(name: str, scratch: Path) -> tuple[Path, list[str]]:
-    """Build Horovod without a patch.
-
-    Args:
-        name: the name of the patch, without its number.
-        scratch: an empty directory.
-
-    Returns:
-        A folder for PYTHONPATH with this Horovod, and the names of all patches that it lacks.
-
-    Raises:
-        RuntimeError: the build failed; the text has what it printed.
-    """
     copy = scratch / "edl-without"
     shutil.copytree(Path(edl.__file__).parent, copy / "edl")
     folder = copy / "edl" / FOLDER.relative_to(Path(edl.__file__).parent)

@@ -66,7 +66,6 @@ def kill(job: Job, workers: int = 2, kills: int = 8, lowest: int = 0) -> Iterato
 
 
 def kill_of_three(job: Job) -> Iterator[str]:
-    """Kill workers among three."""
     yield from kill(job, workers=3, kills=5)
 
 
@@ -159,7 +158,6 @@ def dies_in_init(job: Job) -> Iterator[str]:
 
 
 def freezes_in_init(job: Job) -> Iterator[str]:
-    """Let a worker freeze there."""
     yield from _fault_of_communicator(job, "freeze")
 
 
@@ -243,7 +241,6 @@ def mixed_precision(job: Job) -> Iterator[str]:
 
 
 def resume(job: Job) -> Iterator[str]:
-    """Stop with a checkpoint, and go on from it."""
     script = ("--checkpoint", str(job.folder / "checkpoints"), "--least", "3")
     job.run(2, 2, *script)
     job.trains(2)
@@ -256,7 +253,6 @@ def resume(job: Job) -> Iterator[str]:
 
 
 def one_gpu_for_two(job: Job) -> Iterator[str]:
-    """Give NCCL two workers on one GPU, which it refuses: the reason is said."""
     job.run(2, 2, "--same-host")
     said = "NCCL refuses two workers on one GPU"
     log = job.folder / "run.log"

@@ -134,7 +134,6 @@ class Job:
         return made["i"] - made["a"] - made["d"]
 
     def ends(self) -> None:
-        """Wait for the end of the job, and judge what its workers have reported."""
         assert self.process is not None
         try:
             code = self.process.wait(LONG_S)
@@ -155,7 +154,6 @@ class Job:
             raise Failed("the workers' models differ")
 
     def kill(self) -> None:
-        """End the job, whatever it does."""
         if self.process is not None and self.process.poll() is None:
             for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
                 self.process.send_signal(number)

@@ -28,7 +28,6 @@ FIXED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # with it cuBLAS computes the sa
 
 
 def logical(job: Job) -> Iterator[str]:
-    """Compare the state after each step: 1, 2 and 3 workers, and a job with a join and a kill."""
     part = {name: _part(job, name, "logical_gpu.py") for name in ("1", "2", "3", "changing")}
     with ExitStack() as stack:
         for name, one in part.items():
@@ -69,7 +68,6 @@ def _join_and_kill(job: Job) -> str:
 
 
 def _digests(job: Job) -> dict[int, str]:
-    """Return the digest of each step of a job, which must be the same on all its workers."""
     try:
         found = digests(job.folder / "out")
     except AssertionError as difference:
@@ -86,7 +84,6 @@ def logical_costs(job: Job) -> Iterator[str]:
 
 
 def _costs(job: Job, workers: int) -> str:
-    """Return how long the steps are with and without logical workers, and their ratio."""
     micro_batch, warm, block, blocks = (64, 10, 10, 6) if job.device == "cuda" else (2, 2, 3, 2)
     turns = job.folder / f"turns{workers}"
     turns.mkdir(parents=True)
@@ -124,7 +121,6 @@ def _costs(job: Job, workers: int) -> str:
 
 
 def _ms(seconds: Iterable[float]) -> str:
-    """Return the median as a text."""
     return f"{1e3 * statistics.median(seconds):.1f} ms"
 
 

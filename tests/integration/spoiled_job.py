@@ -72,7 +72,6 @@ class SpoiledJob:
         self.url, self.token = found[1], found[2]
 
     def end(self) -> None:
-        """End the job and the dashboard."""
         self.turn("end", 1)
         for one in self.agents.values():
             one.wait(WAIT_S)
@@ -80,18 +79,15 @@ class SpoiledJob:
         self.dashboard.wait(WAIT_S)
 
     def page(self) -> dict[str, Any]:
-        """Return the sections of the page, as a browser gets them."""
         request = urllib.request.Request(f"{self.url}api/page")
         request.add_header("Authorization", f"Bearer {self.token}")
         with urllib.request.urlopen(request, timeout=30.0) as answer:
             return dict(json.load(answer)["sections"])
 
     def told(self, *kinds: str) -> list[Shown]:
-        """Return the incidents that the page shows of these kinds."""
         return [one for one in self.page()["incidents"] if one["kind"] in kinds]
 
     def until_told(self, kinds: Iterable[str], what: Callable[[Shown], bool]) -> Shown:
-        """Wait until the page shows an incident of one of ``kinds``; return it."""
         found: list[Shown] = []
 
         def there() -> bool:
@@ -103,22 +99,18 @@ class SpoiledJob:
         return found[0]
 
     def hosts(self) -> dict[str, Any]:
-        """Return the hosts with an agent, and their slots."""
         return dict(self.shell.status()["hosts"])
 
     def worker_on(self, host: str) -> dict[str, Any]:
-        """Return what the status says of the active worker on ``host``."""
         members = self.shell.status()["members"]
         return next(m for m in members if m["host"] == host and m["stage"] == "active")
 
     def turn(self, knob: str, value: float) -> None:
-        """Set a knob of the script."""
         new = self.knobs / f".{knob}"
         new.write_text(str(value))
         new.rename(self.knobs / knob)
 
     def until_trained(self, steps: int = 5) -> None:
-        """Wait until the job has trained some more steps."""
         before = self.shell.status()["step"]
         until(lambda: self.shell.status()["step"] >= before + steps, WAIT_S, lambda: "no step")
 
@@ -133,11 +125,7 @@ class SpoiledJob:
         return found
 
     def zookeeper_outage(self) -> tuple[Shown, Shown]:
-        """Kill ZooKeeper, and start it again.
-
-        Returns:
-            what the page says meanwhile, and afterwards.
-        """
+        """Kill ZooKeeper, and start it again."""
         self.until_trained()
         self.server.kill()
         lasts = self.until_told(["zookeeper_away"], lambda one: "Training goes on" in one["since"])
@@ -148,11 +136,6 @@ class SpoiledJob:
         return lasts, over
 
     def full_disk(self) -> tuple[Shown, Shown]:
-        """Fill the disk with the logs and the checkpoints, and free it.
-
-        Returns:
-            what the page says meanwhile, and afterwards.
-        """
         self.turn("talk", 500)
         filling = self.disk / "filling"
         with contextlib.suppress(OSError), filling.open("wb") as file:
@@ -181,11 +164,7 @@ class SpoiledJob:
         return found
 
     def frozen_host(self) -> tuple[Shown, Shown]:
-        """Stop all processes of host b, and wake them when the job goes on without them.
-
-        Returns:
-            what the page says meanwhile, and afterwards.
-        """
+        """Stop all processes of host b, and wake them when the job goes on without them."""
         frozen = self._processes_of("b")
         for one in frozen:
             one.suspend()
@@ -199,7 +178,6 @@ class SpoiledJob:
         return lasts, over
 
     def _processes_of(self, host: str) -> list[psutil.Process]:
-        """Return the agent of a host, then what it has started."""
         agent = psutil.Process(self.agents[host].process.pid)
         worker = psutil.Process(self.worker_on(host)["pid"])
         found = [agent, *agent.children(recursive=True), worker]

@@ -106,7 +106,6 @@ def serve() -> Iterator[Callable[[Store], Store]]:
 
 
 def at(store: Store) -> dict[str, str]:
-    """Where Horovod finds this store."""
     port = str(store.server_port)
     return {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",

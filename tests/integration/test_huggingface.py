@@ -199,7 +199,6 @@ def test_all_workers_stop_early_together(python: Path, tmp_path: Path, zk_hosts:
 def test_accelerate_through_a_join_a_leave_and_a_death(
     accumulate: int, num_workers: int, python: Path, tmp_path: Path, zk_hosts: str
 ) -> None:
-    """The data are a Dataset of the library datasets."""
     how = settings(
         python,
         script=SCRIPTS / "hf_accelerate.py",

@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a disk of 8 MB."""
     where = tmp_path / "disk"
     where.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "edl-test", where], check=True)

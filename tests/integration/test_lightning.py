@@ -38,7 +38,6 @@ class LightningJob(Scenario):
         self.environment |= {"EDL_TEMPLATE": "0", "PYTHONPATH": str(ROOT)}
 
     def of_rank(self, rank: int) -> str:
-        """Return the name of a worker."""
         now = self.wait(lambda now: rank in (m["rank"] for m in now["members"]), f"rank {rank}")
         return next(str(m["id"]) for m in now["members"] if m["rank"] == rank)
 
@@ -268,7 +267,6 @@ def test_the_example(tmp_path: Path) -> None:
 
 
 def run_counting(out: Path, *words: str) -> dict[str, Any]:
-    """Run the counting script alone, and return its report."""
     run_alone(out, LightningJob.script, "--out", str(out), "--samples", "42", *words)
     (path,) = out.glob("*.json")
     report: dict[str, Any] = json.loads(path.read_text())

@@ -45,8 +45,6 @@ def expire(job: Scenario, store: JobStore, members: Iterable[Member]) -> None:
 
 
 def whole(job: Scenario, store: JobStore) -> Snapshot:
-    """Return a snapshot, once a worker leads and all of the ring are members."""
-
     def there() -> bool:
         now = store.snapshot()
         assert now.generation is not None

@@ -227,7 +227,6 @@ class Model:
             w.seen = self.current
 
     def train(self, number: int) -> None:
-        """Complete a step on all workers of ring ``number``."""
         if self._whole(number):
             for w in self.ring(number):
                 w.step += 1
@@ -247,7 +246,6 @@ class Model:
             self._fail(w, w.ring)
 
     def go(self, w: Worker) -> None:
-        """Take ``w`` to the rendezvous of its next generation, or out if it is no member there."""
         generation = self._next_generation(w)
         if generation is None:
             return
@@ -273,7 +271,6 @@ class Model:
         return w.seen
 
     def _enter(self, w: Worker, generation: Generation) -> None:
-        """Let ``w`` enter the rendezvous of a generation that it is a member of, if it may."""
         if w.sleeps and generation.previous and w.step < 0:
             return
         if w.step >= 0 or not generation.previous or self._called(generation):

@@ -70,15 +70,6 @@ class Fault:
 def struck_around(
     collective: str, make: Callable[[], LoopbackJob], worker: int, what: str
 ) -> Iterator[LoopbackJob]:
-    """Run a job again for each point at which ``worker`` may be struck, and yield it at its end.
-
-    Args:
-        collective: a part of the name of collectives: the points are among those from 12 before the
-            first of them to 13 after the last one.
-        make: makes the job, with its changes.
-        worker: the worker that is struck.
-        what: the fault, see :class:`Fault`.
-    """
     plain = make()
     plain.run()
     there = [p.number for p in plain.passed if p.worker == worker and collective in p.name]
@@ -134,12 +125,6 @@ class Scenario:
     stragglers: Stragglers | None = None
 
     def run(self) -> LoopbackJob:
-        """Run it and judge it.
-
-        Raises:
-            AssertionError: a sample was not counted once an epoch, workers differ, the job stands
-                still or fails although somebody held its state.
-        """
         logging.disable(logging.CRITICAL)  # each broken ring is a warning
         job = LoopbackJob(
             self.script,

@@ -241,14 +241,7 @@ class ClusterMachine(RuleBasedStateMachine):
         again=st.booleans(),
     )
     def a_leader_dies(self, until: str, orders: int, twice: bool, again: bool) -> None:
-        """Let a leader do a part of its turn, and another one lead, or it begins ``again``.
-
-        Args:
-            until: what it did last; "late": it writes and orders while another one leads.
-            orders: how many orders it carries out; the others are lost with it.
-            twice: whether it carries them out twice.
-            again: whether it goes on to lead.
-        """
+        """Let a leader do a part of its turn, and another one lead, or it begins ``again``."""
         world, leader = self.world, self.world.leader
         world.reads_jobs(leader)
         if until != "reads":

@@ -288,7 +288,6 @@ def test_one_that_chooses_other_samples_is_told_how_to_choose_them() -> None:
 
 @pytest.mark.parametrize("change", [("fingerprint", "100 lines"), ("total", 100)])
 def test_one_with_other_data_is_started_again(change: tuple[str, Any]) -> None:
-    """They may be there a moment later."""
     job = of(Copying(change=(change,)), min_np=2)
     job.after_step(5, lambda job: job.kill(1))
     job.run()

@@ -310,7 +310,6 @@ class AwayBeforeAllReport(Fault):
 
 
 def test_who_could_not_report_while_zookeeper_was_away_is_not_given_up() -> None:
-    """It is away for longer than the leader waits for a report."""
     short = Counting(24, batch_size=2, prefetch_batches=1)
     evicted, outages, seeds = [], 0, points(1, 101)
     for seed in seeds:

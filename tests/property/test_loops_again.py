@@ -98,7 +98,6 @@ class Again(Counting):
 
     @staticmethod
     def train(one: LoopbackWorker, model: CountingModel, feed: DamagedSource) -> None:
-        """Train the batch in hand, or a microbatch of it."""
         assert feed.batch is not None
         gradient = model.gradient(feed.batch)
         if one.worker.loader.engine.batches.pieces_left:
@@ -144,7 +143,6 @@ WAYS = sampled([(a, p, w) for a in (0, 1, 5) for p in range(4) for w in (False, 
 def test_a_step_stays_whole_whose_microbatch_cannot_be_read(
     script: Again, prefetch: int, piece: int, whole: bool
 ) -> None:
-    """The step goes on with the microbatches that it lacks."""
     script = replace(script, prefetch_batches=prefetch, piece=piece, reads=True, whole=whole)
     job = run(script)
     of_all = script.batch_size * (script.logical or 3 - 2 * script.aligned)

@@ -13,7 +13,6 @@ from edl.testing.counting import Counting
 
 @st.composite
 def scripts_in_pieces(draw: st.DrawFn) -> Counting:
-    """Draw a script that trains each batch in pieces, with one of the kinds of global batch."""
     samples, batch_size = draw(st.integers(5, 40)), draw(st.integers(1, 9))
     kind = draw(st.sampled_from(["plain", "most", "aligned", "range"]))
     return Counting(

@@ -54,7 +54,6 @@ EVENTS = st.lists(st.one_of(submissions(), states(), slots()), max_size=30)
 def history(
     events: Sequence[ClusterEvent],
 ) -> tuple[dict[int, JobHistoryState], list[SlotInterval]]:
-    """Return the jobs by submission, and the intervals, after all events."""
     living: dict[str, JobHistoryState] = {}
     jobs: dict[int, JobHistoryState] = {}
     intervals: list[SlotInterval] = []

@@ -29,7 +29,6 @@ EVERY = pytest.mark.parametrize("name", POLICIES)
 
 
 def rule(name: str) -> ClusterPolicy:
-    """Return the policy ``name``, with less of a search if it searches."""
     found = POLICIES[name][0]
     return replace(found, population=10, generations=4) if isinstance(found, Pollux) else found
 
@@ -58,7 +57,6 @@ def clusters(draw, most_jobs: int = 8, last_s: int = 500) -> tuple[list[int], li
 
 
 def in_use(done: Result) -> list[tuple[float, float, str, dict[str, int]]]:
-    """From when until when which job had which slots."""
     spans = []
     for job in done.jobs:
         untils = [*(moment.at_s for moment in job.history[1:]), job.end_s]

@@ -13,7 +13,6 @@ UNDONE = {StepEvent.REFUSE, StepEvent.FAIL}
 
 @st.composite
 def lives(draw: st.DrawFn) -> list[OptimizerStep]:
-    """One step after each event, from the batch that is handed out on."""
     step = draw(
         st.sampled_from([OptimizerStep(), OptimizerStep().next(1).after(StepEvent.DROP)])
     ).next(2)

@@ -45,7 +45,6 @@ class Uneven(Counting):
 
 
 def test_it_gets_what_it_trains_in_the_time_of_the_others() -> None:
-    """A step costs 0.01 s and 0.0125 s a sample; 8 samples in 0.11 s of the others, 2 in 0.11."""
     script = Uneven(samples=2000)
     job = Scenario(np=4, script=script, stragglers=RULE).run()
     assert job.memory.job.state is JobState.FINISHED

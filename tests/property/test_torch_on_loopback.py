@@ -277,7 +277,6 @@ def test_everything_at_once(
 
 @pytest.mark.parametrize("habit", [SYNCHRONIZES, NOTIFIES, LEAVES_OUT])
 def test_batches_in_pieces_by_a_script_with_other_habits(habit: str) -> None:
-    """5 samples: the second step has 1, which is 1 piece of each with samples, and 3 without."""
     script = TorchSeveral((ONE,), 5, 2, batch_size=4, micro_batch=1, habit=habit)
     for size, steps in ((1, 4), (3, 2)):
         job = Scenario(np=size, script=script).run()

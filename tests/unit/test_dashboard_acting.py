@@ -58,7 +58,6 @@ def app(runner: ActionRunner) -> SecureApplication:
 
 
 def said(answer: tuple[int, dict[str, str], bytes]) -> tuple[int, str]:
-    """Return the status and the sentence of an answer, which has the secure headers."""
     status, headers, body = answer
     assert headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
     assert not any(name.startswith("access-control") for name in headers)

@@ -61,7 +61,6 @@ def get(
 
 
 def sections_of(watcher: JobWatcher) -> dict[str, Any]:
-    """Return the sections of the page of ``watcher``, as a browser gets them."""
     found: dict[str, Any] = json.loads(watcher.page.patch())["sections"]
     return found
 

@@ -202,7 +202,6 @@ def test_what_cannot_be_read_is_said_with_its_age() -> None:
 
 
 def live(*slots: int, **jobs: dict[str, object]) -> World:
-    """Return a cluster by max_min whose jobs have what they get."""
     world = World(*slots, policy="max_min")
     for name, limits in jobs.items():
         world.submit(name, **limits)

@@ -26,7 +26,6 @@ def text() -> str:
 
 
 def part(text: str, opening: str) -> Any:
-    """Return the JSON of the script element that begins with ``opening``."""
     return json.loads(text.partition(opening)[2].partition("</script>")[0])
 
 

@@ -19,7 +19,6 @@ def goodput(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def log(goodput: ModuleType, worker: int, *rows: tuple[float, int, int]) -> object:
-    """``rows``: when, which step, in a ring of what size."""
     times, steps, sizes = zip(*rows, strict=True)
     return goodput.Steps(worker, np.array(times), np.array(steps), np.array(sizes))
 

@@ -52,7 +52,7 @@ def source(tmp_path: Path) -> Path:
 def patch(tmp_path: Path) -> Patch:
     path = tmp_path / "01-better.patch"
     path.write_text(DIFF)
-    return horovod_patches._read(path)
+    return horovod_patches.patches(tmp_path)[0]
 
 
 def test_a_patch_is_applied_and_says_what_is_lost_without_it(source: Path, patch: Patch) -> None:

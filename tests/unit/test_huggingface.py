@@ -22,7 +22,6 @@ from edl.step.weighting import Counts, batch_factor, step_factor
 
 
 def arguments(**changed: Any) -> SimpleNamespace:
-    """Return options as ``TrainingArguments`` has them by default, with some changed."""
     defaults = {
         "deepspeed": None,
         "fsdp": None,
@@ -134,7 +133,6 @@ def test_a_batch_whose_labels_are_all_masked_has_finite_gradients(masked: list[b
     ],
 )
 def test_steps_that_are_left(epochs: float, epoch: int, done: int, left: int) -> None:
-    """97 samples are 13 steps of 8."""
     assert steps_left(epochs, epoch, done, total=97, batch=8) == left
 
 

@@ -31,8 +31,6 @@ class Job:
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Job:
-    """Return a job, whose loaders have one epoch of three batches."""
-
     def init(loader: Any, dataset: Any) -> None:
         loader.dataset = dataset
 
@@ -63,7 +61,6 @@ def loops(loader: TrainingDataLoader) -> dict[str, Iterator[Any]]:
 def test_a_prepared_schedule_counts_what_the_loop_does(
     loop: str, steps: int, is_prepared_late: bool, job: Job
 ) -> None:
-    """Six updates of four workers with 8 samples each: 24 batches of 8."""
     sgd = elastic_sgd(rate=1.0)
     schedule = lr.LambdaLR(sgd, lambda step: 1.0 / (1 + step))
     prepared = SimpleNamespace(scheduler=schedule)

@@ -137,7 +137,6 @@ class TestZookeeper:
         assert WorkerReports.of("r", reports) == WorkerReports(4, 1, 5, (2, 3, 4))
 
     def test_a_job_that_stands_still_is_not_said_to_train(self) -> None:
-        """A worker died after ZooKeeper: the steps until then are newer than what ZooKeeper has."""
         asked = WorkerReports(2, 2, 652).after(WorkerReports(2, 2, 650), 1.0)
         for _ in range(12):
             asked = WorkerReports(2, 1, 652, (1,)).after(asked, 1.0)

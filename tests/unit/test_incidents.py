@@ -540,7 +540,6 @@ class TestAReplacement:
     )
 
     def test_is_told_of_in_the_entry_of_the_worker_whose_place_it_takes(self) -> None:
-        """Newer entries are of other places, or of none."""
         stalled = event(21, StalledDetails(("w0",)), 4, 195, "stalled: w0 is in its own code")
         new = generation(31, 5, ("w0", "w3"), joined=("w3",))  # on node1, as w1
         later = generation(33, 6, ("w0", "w3", "w4"), joined=("w4",))

@@ -77,7 +77,7 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(installation, "is_installed", lambda wanted: one.installed)
     failure = "Illegal instruction"
     monkeypatch.setattr(installation, "import_failure", lambda name: "" if one.works else failure)
-    monkeypatch.setattr(installation, "refuse_unwritable_interpreter", lambda: None)
+    monkeypatch.setattr(installation, "check_writable_interpreter", lambda: None)
     return one
 
 

@@ -60,7 +60,6 @@ class Net:
 
 
 def two_records(*second: Any, matrices: bool = False) -> LayerBalance:
-    """From n = 30 and 2 to the matrices that are given, in 10 samples."""
     net = Net([[1, 2], [3, 4]], [[1, 1]])
     balance: LayerBalance = net.balance(matrices=matrices)
     balance.record(0)
@@ -158,7 +157,6 @@ def test_the_drift_falls_with_the_learning_rate() -> None:
 
 @pytest.mark.parametrize("relu", [False, True], ids=["linear", "relu"])
 def test_a_step_adds_what_the_law_says(relu: bool) -> None:
-    """n_j - n_i changes by lr^2 (||g_j||^2 - ||g_i||^2), for <W_i, g_i> is the same for all i."""
     net, draw, lr = Net.of(3, 5, 4, 2, relu=relu), np.random.default_rng(3), 0.1
     balance = net.balance()
     balance.record(0)
@@ -182,7 +180,6 @@ def sigmoid(middle: float, k: float) -> Array:
 
 
 def test_a_sigmoid_has_a_plateau_a_rise_and_a_saturation() -> None:
-    """The sigmoid a = 1 / (1 + exp(-k (t - 50))) is 0.1 and 0.9 at t = 50 -+ ln(9) / k."""
     for norms in (sigmoid(50, 0.4), 9.0 - sigmoid(50, 0.4)):  # it may shrink as well
         found = phases_of(T, norms)
         assert found.rise == pytest.approx(50 - math.log(9) / 0.4, abs=0.01)
@@ -199,14 +196,12 @@ def test_a_rise_that_is_not_over() -> None:
 
 
 def test_a_rise_without_a_plateau() -> None:
-    """1 - exp(-t / 10) is 0.9 at 10 ln(10)."""
     found = phases_of(T, 1.0 - np.exp(-T / 10))
     assert found.rise == 0.0
     assert found.saturation == pytest.approx(10 * math.log(10), abs=0.02)
 
 
 def test_phases_are_found_between_records() -> None:
-    """0, 0, 8, 8 at 0, 10, 20, 30: 10 % at 11, 90 % at 19."""
     found = phases_of(np.array([0.0, 10.0, 20.0, 30.0]), np.array([0.0, 0.0, 8.0, 8.0]))
     assert found == Phases(pytest.approx(11.0), pytest.approx(19.0))  # type: ignore[arg-type]
 

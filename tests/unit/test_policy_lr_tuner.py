@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.contrib.lr_rules import FEWEST, MOST, SETTLE, MeasuredUpdate, TunerState, Tuning, points
+from edl.contrib.lr_rules import (
+    MAX_UPDATES,
+    MIN_UPDATES,
+    SETTLE,
+    MeasuredUpdate,
+    TunerState,
+    Tuning,
+    points,
+)
 
 BATCH = 10
 TUNING = Tuning(total=10_000, explore=5_000, share=0.03, least=1e-3, most=1e3)
@@ -32,7 +40,7 @@ def bowl(state: TunerState, least: float) -> list[float]:
 
 def a_round(state: TunerState, samples: float, least: float, cost_s: float = 0.0) -> TunerState:
     """Make the checks of a step up, and as many equal measured updates as the fewest."""
-    for _ in range(FEWEST + state.checks):
+    for _ in range(MIN_UPDATES + state.checks):
         state = TUNING.measured(state, now(samples, bowl(state, least), cost_s))
     return state
 
@@ -72,7 +80,7 @@ def test_after_a_change_momentum_settles_and_without_one_it_waits_longer() -> No
     assert a_round(state, 1000, least=0.6).next_at == 1000 + 312.5
     long = replace(TUNING, total=100_000, explore=50_000)
     for at, pause in ((1000, 400), (2000, 800), (3000, 1600), (5000, 3125), (9000, 3125)):
-        for _ in range(FEWEST):
+        for _ in range(MIN_UPDATES):
             state = long.measured(state, now(at, bowl(state, 0.6)))
         assert state.next_at == at + pause
 
@@ -89,7 +97,7 @@ def test_exploiting_takes_the_minimum_and_stays_below_the_straight_line_to_0() -
     # At once no further than by 100 in the whole of it: 1,000 of its 5,000 samples are 100^-0.2.
     assert a_round(state, 6000, least=-2.0).rate == pytest.approx(0.8 * 100**-0.2)
     assert replace(TUNING, least=0.5).measured(
-        replace(state, curves=(tuple(bowl(state, 0.1)),) * FEWEST), now(9000, bowl(state, 0.1))
+        replace(state, curves=(tuple(bowl(state, 0.1)),) * MIN_UPDATES), now(9000, bowl(state, 0.1))
     ).rate == pytest.approx(0.2)  # the lower limit does not lift it
 
 
@@ -99,19 +107,19 @@ def test_the_limits_hold() -> None:
     assert narrow.begin(0.5).rate == 0.08
     state = narrow.begin(1.0)
     for least, rate in ((100.0, 0.15), (0.0, 0.08)):
-        for _ in range(FEWEST + state.checks):
+        for _ in range(MIN_UPDATES + state.checks):
             state = narrow.measured(state, now(100, bowl(state, least)))
         assert state.rate == rate
 
 
 def test_what_the_batches_do_not_agree_on_changes_nothing() -> None:
     state = replace(TUNING.begin(10.0), reach=2.0)
-    for number in range(MOST):
+    for number in range(MAX_UPDATES):
         assert (state.rate, len(state.curves)) == (1.0, number)
         state = TUNING.measured(state, now(100, bowl(state, 0.0 if number % 2 else 6.0)))
     assert (state.rate, state.curves) == (1.0, ())
     assert state.reason.startswith("keeps 1 at 100 of 10000 samples: the batches do not agree")
-    assert f"({MOST} batches, R2 1.00, " in state.reason
+    assert f"({MAX_UPDATES} batches, R2 1.00, " in state.reason
 
 
 def test_measuring_stays_below_its_share() -> None:
@@ -219,7 +227,7 @@ def test_beyond_a_training_of_exploring_only_nothing_falls() -> None:
     whole = replace(TUNING, explore=TUNING.total)
     state = replace(whole.begin(10.0), reach=2.0)
     beyond = TUNING.total + BATCH
-    for _ in range(FEWEST):
+    for _ in range(MIN_UPDATES):
         state = whole.measured(state, now(beyond, bowl(state, 0.01)))
     assert state.reason.startswith("keeps 0 at 10010 of 10000 samples: ")
 

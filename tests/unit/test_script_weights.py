@@ -48,7 +48,6 @@ def sends(value: Any, what: str = "hvd.broadcast_parameters") -> Answers:
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ScriptLoaders:
-    """Return the loaders of a script in the process of rank 1."""
     worker = SimpleNamespace(id=7)
     monkeypatch.setattr(data_loading.process, "current_worker", lambda: worker)
     ranks(monkeypatch, 1, 2)

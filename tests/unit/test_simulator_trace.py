@@ -13,7 +13,6 @@ from edl.simulator.workload import TimedWork, parse_trace, read_trace
 
 
 def lines(text: str) -> list[str]:
-    """``a,b|1,2``: two lines."""
     return [f"{line}\n" for line in text.split("|")]
 
 

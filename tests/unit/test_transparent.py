@@ -195,7 +195,6 @@ class _Shares:
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> data_loading.ScriptLoaders:
-    """Return the loaders of a script of two ranks in one process."""
     found = data_loading.ScriptLoaders()
     found.model = nn.Linear(1, 1)
     monkeypatch.setattr("edl.torch.elastic._allows_logical", True)
@@ -220,7 +219,6 @@ def test_an_epoch_that_is_passed_over_has_no_batch_where_the_script_has_none(
 
 
 def _deals(replicas: int) -> DistributedSampler[Any]:
-    """Return the sampler of rank 0 for 8 samples."""
     return DistributedSampler(cast(Any, range(8)), num_replicas=replicas, rank=0, shuffle=False)
 
 
@@ -260,7 +258,6 @@ def test_an_evaluation_has_all_samples(how: str, script: data_loading.ScriptLoad
 def test_how_a_loader_of_the_training_divides_its_data(
     how: str, script: data_loading.ScriptLoaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch sampler of PyTorch does it as ``sampler`` and ``batch_size`` do."""
     given: list[Any] = []
     monkeypatch.setattr("edl.torch.DataLoader", lambda *it, order, **_: given.extend([it, order]))
     epochs = ScriptEpochs()

@@ -99,7 +99,6 @@ class _Script:
             self.train_epoch(epoch)
 
     def end(self) -> None:
-        """Do what edl does when the script has ended."""
         self.worker.finishing.check_end()
 
 
@@ -166,7 +165,6 @@ def test_a_script_that_has_nothing_left_to_train_changes_no_model(
 def test_a_script_stops_early_after_an_epoch_that_it_has_trained(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a job that was not resumed, and in one that was."""
     script = _Script(monkeypatch, epoch=first)
     script.train_epochs(first + 2)
     script.end()
@@ -213,10 +211,10 @@ def test_a_loop_that_is_left_by_a_number_of_batches(
             break
     del loop
     if ranks == 1 or not is_refused:
-        script.training.refuse_left_early()
+        script.training.check_not_left_early()
         return
     with pytest.raises(UsageError, match=EARLY):
-        script.training.refuse_left_early()
+        script.training.check_not_left_early()
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
@@ -266,12 +264,12 @@ def test_the_error_with_which_a_script_leaves_its_loop_is_not_hidden(
                 script.training.note_step()
                 raise ValueError("loss is nan")
         finally:
-            script.training.refuse_left_early()
+            script.training.check_not_left_early()
 
     with pytest.raises(ValueError, match="loss is nan"):
         train()
     with pytest.raises(UsageError, match=EARLY):
-        script.training.refuse_left_early()
+        script.training.check_not_left_early()
 
 
 def test_a_script_that_keeps_an_iterator_begins_no_other_epoch(
@@ -338,12 +336,12 @@ def test_an_iterator_for_a_look_at_a_batch_may_be_kept(monkeypatch: pytest.Monke
     next(batches)
     script.train()
     del kept
-    script.training.refuse_left_early()
+    script.training.check_not_left_early()
     next(batches)
     script.train()
     del batches
     with pytest.raises(UsageError, match=EARLY):
-        script.training.refuse_left_early()
+        script.training.check_not_left_early()
 
 
 def test_a_checkpoint_after_an_epoch_was_passed_over_is_a_copy(

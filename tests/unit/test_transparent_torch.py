@@ -26,7 +26,6 @@ def one() -> torch.Tensor:
 
 
 def test_op_has_its_place_of_horovods_functions(hvd: ModuleType) -> None:
-    """It is the fourth argument where there is no ``compression``."""
     none = hvd.Compression.none
     assert hvd.allreduce_(one(), None, "x", hvd.Sum).tolist() == [4.0]
     assert hvd.synchronize(hvd.allreduce_async(one(), None, "x", hvd.Sum)).tolist() == [4.0]
@@ -79,7 +78,6 @@ def test_a_gradient_through_a_collective_of_one_rank_is_its_own(
 
 
 def test_asynchronous_collectives_have_no_gradient(hvd: ModuleType) -> None:
-    """Horovod's have none either."""
     weight = torch.ones(1, requires_grad=True)
     handles = [hvd.allreduce_async(weight), hvd.allgather_async(weight)]
     handles.append(hvd.broadcast_async(weight, 0))

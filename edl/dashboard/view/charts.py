@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from statistics import median
@@ -18,7 +18,6 @@ from edl.policy.scaling_profile import ScalingProfile
 from edl.policy.stragglers import Times
 from edl.record import Record
 from edl.records import Stage
-from edl.spec import Sizes
 from edl.status import JobStatus, MemberStatus
 from edl.text import workers
 
@@ -86,7 +85,6 @@ def slot_chart(
     to_s: float,
     cut_s: float = 0.0,
 ) -> SlotChart:
-    """Return the chart of `intervals` between `from_s` and `to_s`."""
     shown = sorted(
         (one for one in intervals if one.begin_s < to_s and (one.end_s or to_s) > from_s),
         key=lambda one: (one.begin_s, one.submission, one.host),
@@ -162,7 +160,6 @@ def _use(
     from_s: float,
     to_s: float,
 ) -> tuple[HostUsage, ...]:
-    """Return a row for each host, or for several together, with the part of slots in use."""
     together = max(1, ceil(len(hosts) / MAX_ROWS))
     found = []
     for first in range(0, len(hosts), together):
@@ -179,7 +176,6 @@ def _use(
 
 
 def _add(used: list[float], one: SlotInterval, from_s: float, to_s: float) -> None:
-    """Add the slots of an interval to the mean number of used slots of each column."""
     wide_s = (to_s - from_s) / len(used)
     begin = max(0.0, (one.begin_s - from_s) / wide_s)
     end = min(float(len(used)), ((to_s if one.end_s is None else one.end_s) - from_s) / wide_s)
@@ -220,8 +216,7 @@ class ResizeForecast(Record):
     np: int  # that number
     samples_per_s: float  # the throughput that is expected
     measured: bool  # whether that throughput was measured; else it is fitted
-    # the throughput, relative to that at the present size; None: the means do not hold now
-    gain: float | None
+    gain: float | None  # of throughput, to the present size; None: the means do not hold now
     efficiency: float | None  # the throughput of a worker, relative to the smallest measured size
     eta_s: float | None  # the seconds until the training ends, with the change; None: not known
     pays_after_s: float | None  # the seconds until the cost of the change is made up; None: never
@@ -233,8 +228,7 @@ class ScalingCurve(Record):
 
     np: int  # the present number of workers
     samples_per_s: float | None  # the present throughput, measured or fitted; None: not known
-    # what was measured while it trained, the fewest workers first
-    measured: tuple[SizeThroughput, ...]
+    measured: tuple[SizeThroughput, ...]  # while it trained, the fewest workers first
     profiled: tuple[SizeThroughput, ...]  # what `edl profile` has measured
     fitted: tuple[SizeThroughput, ...]  # the model; empty: none was fitted
     change_s: float  # for how long training stands still at a change of size, in seconds
@@ -251,7 +245,6 @@ def scaling_curve(
     profile: Curve | None,
     present_per_s: float | None = None,
 ) -> ScalingCurve:
-    """Return the throughput of a job by its size."""
     np = len(snapshot.generation.members) if snapshot.generation is not None else 0
     filled = [host.slots for host in snapshot.available]
     slots = sum(filled) or None
@@ -260,7 +253,14 @@ def scaling_curve(
     )
     rates = _rates(now)
     present = present_per_s or rates.get(np, 0.0)
-    void = _void(np, rates.get(np, 0.0), present, snapshot.status.slowest)
+    void, mean, slowest = "", rates.get(np, 0.0), snapshot.status.slowest
+    low, high = sorted((mean, present))
+    if low and high >= (FAR_WHEN_SLOW if slowest else FAR) * low:
+        cause = f", while all wait for {slowest}" if slowest else ""
+        void = (
+            f"the job makes {present:,.0f} samples/s{cause}, and {mean:,.0f} is the mean of "
+            f"{workers(np)}"
+        )
     return ScalingCurve(
         np=np,
         samples_per_s=rates.get(np),
@@ -287,23 +287,17 @@ def _sizes(now: Observation) -> list[int]:
     """Return allowed sizes from 1 worker on, at most `MAX_SIZES`, evenly spread."""
     seen = max([now.np, *now.seen], default=1)
     limit = min(now.most, BEYOND * max(seen, now.sizes.min_np, 2))
-    known = _allowed(now.sizes, range(1, max(limit, seen) + 1))
+    known = [np for np in range(1, max(limit, seen) + 1) if now.sizes.allows(np)]
     every = max(1, -(-len(known) // MAX_SIZES))
     return sorted({*known[::every], *known[-1:]})
 
 
-def _allowed(sizes: Sizes, numbers: Iterable[int]) -> list[int]:
-    return [np for np in numbers if sizes.allows(np)]
-
-
 def _rates(now: Observation) -> dict[int, float]:
-    """Return the throughput of each size that was measured, or else is fitted, by size."""
     fitted = {one.np: one.samples_per_s for one in _fitted(now)}
     return fitted | {np: one.samples_per_s for np, one in now.seen.items()}
 
 
 def _fitted(now: Observation) -> tuple[SizeThroughput, ...]:
-    """Return the model's throughput by size; empty if there is no model, or it has no numbers."""
     if now.model is None:
         return ()
     try:
@@ -312,22 +306,9 @@ def _fitted(now: Observation) -> tuple[SizeThroughput, ...]:
         return ()
 
 
-def _void(np: int, mean_per_s: float, present_per_s: float, slowest: str | None) -> str:
-    """Return why the means say nothing of the present throughput; empty: they do."""
-    low, high = sorted((mean_per_s, present_per_s))
-    if not low or high < (FAR_WHEN_SLOW if slowest else FAR) * low:
-        return ""
-    cause = f", while all wait for {slowest}" if slowest else ""
-    return (
-        f"the job makes {present_per_s:,.0f} samples/s{cause}, and {mean_per_s:,.0f} is the mean "
-        f"of {workers(np)}"
-    )
-
-
 def _forecasts(
     now: Observation, rates: dict[int, float], present_per_s: float, is_void: bool
 ) -> tuple[ResizeForecast, ...]:
-    """Return what other sizes would bring: the next ones, the limits, and the measured ones."""
     present = rates.get(now.np)
     if not present:
         return ()
@@ -347,15 +328,13 @@ def _forecasts(
                 measured=np in now.seen,
                 gain=round(rate / present, 4) if tells else None,
                 efficiency=round(rate / np / alone, 4) if alone else None,
-                eta_s=_eta_s(now.left, present_per_s * rate / present, change_s) if tells else None,
+                eta_s=round(now.left / (present_per_s * rate / present) + change_s, 1)
+                if tells and now.left and present_per_s > 0
+                else None,
                 pays_after_s=round(present * change_s / more, 2) if more > 0 and tells else None,
             )
         )
     return tuple(found)
-
-
-def _eta_s(left: float | None, samples_per_s: float, change_s: float) -> float | None:
-    return round(left / samples_per_s + change_s, 1) if left and samples_per_s > 0 else None
 
 
 # --- Keep a job's speed over time in bounded memory: means over equal periods.
@@ -375,13 +354,11 @@ class StepParts(Record):
 
     compute_s: float
     data_s: float  # waiting for the batch
-    # reducing the gradients: the shortest reduction of a worker, which waits for none
-    reduce_s: float
+    reduce_s: float  # the shortest reduction of a worker, which waits for none
     wait_s: float  # waiting for slower workers: what the reductions of the others take longer
 
 
 def step_parts(times: Sequence[Times]) -> StepParts | None:
-    """Return the mean parts of a step over the workers of `times`; None without any."""
     if not times:
         return None
     count, reduce_s = len(times), min(one.reduce_s for one in times)
@@ -404,7 +381,6 @@ class SpeedSample(Record):
     count: int = 1  # the number of samples of which this is the mean
 
     def and_then(self, later: SpeedSample) -> SpeedSample:
-        """Return the mean of this sample and `later`, weighted by their counts, at this time."""
         count = self.count + later.count
         rate = (self.samples_per_s * self.count + later.samples_per_s * later.count) / count
         return SpeedSample(self.at_s, rate, later.np, later.parts or self.parts, count)
@@ -415,18 +391,16 @@ class ThroughputHistory(Record):
     """A job's speed over time; `with_sample` adds to it."""
 
     period_s: float = FIRST_PERIOD_S  # the length of a period, in seconds
-    # a mean for each period in which the job was observed, the oldest first
+    # a mean for each observed period, the oldest first
     samples: tuple[SpeedSample, ...] = ()
 
     def with_sample(self, sample: SpeedSample) -> ThroughputHistory:
-        """Return the history with `sample`, which is the newest."""
         new = replace(self, samples=_added(self.samples, sample, self.period_s))
         while len(new.samples) > MAX_PERIODS:
             new = new._doubled()
         return new
 
     def columns(self) -> dict[str, list[float | None]]:
-        """Return the samples as columns for a chart, by name; None where a value is not known."""
         names = ("compute_s", "data_s", "reduce_s", "wait_s")
         columns: dict[str, list[float | None]] = {
             name: [] for name in ("at_s", "samples_per_s", "np", *names)
@@ -446,7 +420,6 @@ class ThroughputHistory(Record):
         return columns
 
     def _doubled(self) -> ThroughputHistory:
-        """Return the history with periods that are twice as long."""
         period_s, samples = 2 * self.period_s, tuple[SpeedSample, ...]()
         for one in self.samples:
             samples = _added(samples, one, period_s)
@@ -493,9 +466,7 @@ class WorkerRow(Record):
     reduce_s: float | None = None  # reducing the gradients
     wait_s: float | None = None  # waiting for slower workers
     speed: float | None = None  # its samples in a second of its own time, relative to the median
-    # whether it is marked as slow: its `speed` is below `SLOW_BELOW`, or the workers report that
-    # they wait for it, which they do sooner
-    is_slow: bool = False
+    is_slow: bool = False  # below `SLOW_BELOW`, or the workers report that they wait for it
     note: str = ""  # what is unusual about it, in a few words; empty: nothing
 
     @property
@@ -509,15 +480,13 @@ class WorkerRow(Record):
 class WorkerTable(Record):
     """The workers of a job."""
 
-    # the workers that are shown: the unusual and the slow ones first if not all are
-    rows: tuple[WorkerRow, ...]
-    total: int  # the number of workers
+    rows: tuple[WorkerRow, ...]  # the unusual and the slow ones if not all are shown
+    total: int
     stages: Mapping[str, int]  # the number of workers by stage
     hosts: Mapping[str, int]  # the number of workers by host, of at most `MAX_HOSTS` hosts
     host_count: int  # the number of hosts
     timed: int  # the number of workers whose times are known: the slowest ones
-    # the median, over the timed workers, of computing and loading in a step; None: none
-    own_s: float | None
+    own_s: float | None  # the median of computing and loading in a step; None: none is timed
     step_s: float  # the longest step of a timed worker: the length of a full bar; 0: none
     evicted: Mapping[str, str]  # worker -> why it was evicted, the newest few
     disabled_slots: Mapping[str, str]  # slot -> why no worker is started in it
@@ -585,7 +554,6 @@ def _row(
 
 
 def _note(member: MemberStatus, speed: float | None, is_slowest: bool) -> str:
-    """Return what is unusual about a worker, in a few words; empty if nothing is."""
     if member.stage == Stage.PREPARING:
         return "starts and warms up; the others train on"
     if member.stage == Stage.READY:

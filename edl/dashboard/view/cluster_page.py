@@ -32,12 +32,11 @@ class ClusterObservation:
     zookeeper: str  # where it was read
     at_s: float  # when, in seconds since 1970
     reasons_s: float  # when the leader made the plan that the reasons of jobs are from; 0: never
-    # its hosts, queues and leader; None: a tenant looks, who may not see them
-    status: ClusterStatus | None = None
+    status: ClusterStatus | None = None  # None: a tenant looks, who may not see it
     leaderless_s: float = 0.0  # since when no controller leads, as far as was seen; 0: one does
     leases: LeaseTable = field(default_factory=LeaseTable)  # the hosts that an engine lends
     tenants: Sequence[str] = ()  # the names of its tenants
-    # queue -> the tenant whose jobs may use it; only those with one
+    # queue -> the tenant whose jobs may use it
     queue_tenants: Mapping[str, str] = field(default_factory=dict)
     viewer: str = ""  # the tenant who looks; empty: the administrator
 
@@ -87,7 +86,6 @@ class ClusterJobSummary(Record):
 
 
 def cluster_sections(reading: ClusterObservation) -> dict[str, Any]:
-    """Return the sections of a cluster's page by name."""
     status = reading.status
     return {
         "header": cluster_header(reading),
@@ -98,7 +96,6 @@ def cluster_sections(reading: ClusterObservation) -> dict[str, Any]:
 
 
 def cluster_header(reading: ClusterObservation) -> dict[str, Any]:
-    """Return the header of the page: the state in words, who leads, slots and jobs."""
     status = reading.status
     words, tone = cluster_in_words(reading)
     return {
@@ -125,7 +122,6 @@ def cluster_header(reading: ClusterObservation) -> dict[str, Any]:
 
 
 def cluster_in_words(reading: ClusterObservation) -> tuple[str, str]:
-    """Return the state of a cluster in words, and its tone: `good`, `warning` or `bad`."""
     status = reading.status
     if status is None:
         return f"the jobs of tenant {reading.viewer}", "good"
@@ -139,14 +135,22 @@ def cluster_in_words(reading: ClusterObservation) -> tuple[str, str]:
 
 
 def host_views(hosts: Sequence[HostStatus], leases: LeaseTable) -> dict[str, Any]:
-    """Return the hosts that the page lists, and how many there are."""
     of_host = {one.host: f"{name}, {one.state}" for name, one in leases.leases.items() if one.host}
     order = sorted(hosts, key=lambda one: (one.state == "offers", natural_order(one.host)))
     rows = [_host_view(one, of_host.get(one.host, "")) for one in order[:MAX_HOSTS]]
     known = {one.host for one in hosts}
     absent = [
         HostSummary(
-            "", str(one.state), "warning", one.slots, 0, {}, 0, {}, "", _lease(name, one.why)
+            host="",
+            state=str(one.state),
+            tone="warning",
+            slots=one.slots,
+            used=0,
+            jobs={},
+            more_jobs=0,
+            labels={},
+            kind="",
+            lease=f"{name}: {one.why}" if one.why else name,
         )
         for name, one in leases.leases.items()
         if one.host not in known and one.state is not LeaseState.ENDED
@@ -155,7 +159,6 @@ def host_views(hosts: Sequence[HostStatus], leases: LeaseTable) -> dict[str, Any
 
 
 def tenant_uses(reading: ClusterObservation) -> tuple[TenantUsage, ...]:
-    """Return the jobs and slots of each tenant, the administrator first; empty without tenants."""
     if not reading.tenants or reading.status is None:
         return ()
     slots: Counter[str] = Counter()
@@ -187,7 +190,6 @@ def tenant_uses(reading: ClusterObservation) -> tuple[TenantUsage, ...]:
 
 
 def away_cluster_in_words(reason: str, since_s: float, now_s: float) -> str:
-    """Return a sentence that the records of a cluster cannot be read, and what that means."""
     age = counted(max(0, round(now_s - since_s)), "second")
     return (
         f"The cluster could not be read for {age}: {reason}. The page shows what was known before; "
@@ -195,12 +197,7 @@ def away_cluster_in_words(reason: str, since_s: float, now_s: float) -> str:
     )
 
 
-def _lease(name: str, why: str) -> str:
-    return f"{name}: {why}" if why else name
-
-
 def _host_view(host: HostStatus, lease: str) -> HostSummary:
-    """Return a host as the page lists it; `lease` is the lease under which it is lent."""
     most = sorted(host.jobs.items(), key=lambda one: (-one[1], one[0]))[:MAX_HOST_JOBS]
     tone = "good" if host.state == "offers" else "over" if host.state == "drained" else "warning"
     return HostSummary(

@@ -16,11 +16,8 @@ from edl.record import Record
 
 MAX_EVENTS = 2000  # as many as ZooKeeper keeps
 PAGE = 100
-
 _TONES = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.NORMAL: "plain"}
-
 CHANGE = frozenset({EventKind.GENERATION, EventKind.SWITCH, EventKind.LEADER, EventKind.DESIRED})
-
 CONCERNING = ("bad", "warning")  # the tones of events that somebody should look at
 
 
@@ -42,18 +39,15 @@ class EventView(Record):
 
     @property
     def words(self) -> str:
-        """The text in which a filter looks for words."""
         return f"{self.kind} {self.reason}"
 
 
 def tone_of(kind: EventKind) -> str:
-    """Return how serious events of `kind` are: `bad`, `warning`, `change` or `plain`."""
     tone = _TONES[EXPLANATIONS[kind].severity]
     return "change" if tone == "plain" and kind in CHANGE else tone
 
 
 def event_view(number: int, event: Event, job: str = "JOB") -> EventView:
-    """Return `event`, which has `number` in the log, as the page lists it."""
     tone, known = tone_of(event.kind), EXPLANATIONS[event.kind]
     concerns = tone in CONCERNING
     return EventView(
@@ -72,7 +66,6 @@ def event_view(number: int, event: Event, job: str = "JOB") -> EventView:
 
 
 def named_commands(text: str, event: Event, job: str) -> str:
-    """Return an advice whose commands name a job and the worker that `event` is about."""
     worker = getattr(event.details, "worker", None)
     text = text.replace("JOB WORKER", f"JOB {worker}" if worker else "JOB")
     return re.sub(r"\bJOB\b", lambda _: job, text)
@@ -82,23 +75,14 @@ class PageEvent(Protocol):
     """An event as a page lists it, of a job or of a cluster."""
 
     @property
-    def number(self) -> int:
-        """The number of the event in its log."""
-
+    def number(self) -> int: ...
     @property
-    def kind(self) -> str:
-        """The kind of the event."""
-
+    def tone(self) -> str: ...
     @property
-    def tone(self) -> str:
-        """A word for how serious the event is, or for who is behind it."""
-
-    @property
-    def words(self) -> str:
-        """The text in which a filter looks for words."""
+    def words(self) -> str: ...  # in which a filter looks
 
 
-Shown = TypeVar("Shown", bound=PageEvent)
+View = TypeVar("View", bound=PageEvent)
 
 
 @dataclass(frozen=True)
@@ -111,7 +95,6 @@ class EventChoice:
     limit: int = PAGE  # the largest number of events
 
     def matches(self, event: PageEvent) -> bool:
-        """Return whether `event` is to be shown."""
         if self.tones and event.tone not in self.tones:
             return False
         if self.before is not None and event.number >= self.before:
@@ -120,23 +103,20 @@ class EventChoice:
         return all(word in said for word in self.text.lower().split())
 
 
-class EventBuffer(Generic[Shown]):
+class EventBuffer(Generic[View]):
     """The newest 2,000 events of a job or a cluster; one thread adds to it at a time."""
 
     def __init__(self) -> None:
-        self._events: deque[Shown] = deque(maxlen=MAX_EVENTS)
+        self._events: deque[View] = deque(maxlen=MAX_EVENTS)
 
-    def add(self, events: Iterable[Shown]) -> None:
-        """Append `events`, the oldest first; the oldest of too many are dropped."""
+    def add(self, events: Iterable[View]) -> None:
         self._events.extend(events)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of kept events by tone."""
         return dict(sorted(Counter(one.tone for one in tuple(self._events)).items()))
 
-    def chosen(self, choice: EventChoice) -> Sequence[Shown]:
-        """Return the events that `choice` shows, the newest first."""
-        found: list[Shown] = []
+    def chosen(self, choice: EventChoice) -> Sequence[View]:
+        found: list[View] = []
         for one in reversed(tuple(self._events)):
             if len(found) >= choice.limit:
                 break
@@ -165,12 +145,10 @@ class ClusterEventView(Record):
 
     @property
     def words(self) -> str:
-        """The text in which a filter looks for words."""
         return f"{self.kind} {self.about} {self.reason} {self.by}"
 
 
 def cluster_event_view(number: int, event: ClusterEvent) -> ClusterEventView:
-    """Return `event`, which has `number` in the log, as the page lists it."""
     tone = "user" if event.kind in BY_USERS else "plain"
     tone = "host" if event.kind in _ABOUT_HOSTS else tone
     tone = "bad" if event.result is LifeResult.FAILED else tone

@@ -1,8 +1,7 @@
 """Fold the events of a job into its incidents: what happened, why, what to do, what followed.
 
 Several events tell of one incident: the end of a process, its eviction, the ring that is built
-without it, and the worker that takes its place. :class:`IncidentLog` brings them together. It is
-bounded: the newest :data:`MAX_INCIDENTS` are kept. All is told in the past tense, so that it stays
+without it, and the worker that takes its place. All is told in the past tense, so that it stays
 true when the incident is over.
 """
 
@@ -56,7 +55,6 @@ SILENT = "stopped answering"  # in what is said of a worker that is frozen or cu
 NONE_LEFT = "No worker was left that could go on; others were started."
 # What begins a sentence that is told once only.
 LOSS_NOW, WRITTEN = "At step ", "The checkpoint of step "
-
 _WORKER = re.compile(r"w\d+\b")  # the name of a worker keeps its small letter
 
 # The kinds of incidents in which a job lost workers. A stall may become one.
@@ -101,12 +99,10 @@ class Incident(Record):
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The workers that it happened to."""
         return tuple(worker for worker in self.clauses if _WORKER.fullmatch(worker))
 
     @property
     def what(self) -> str:
-        """A sentence that says what happened, to at most four workers by name."""
         clauses = list(self.clauses.values())
         more = len(clauses) - MAX_CLAUSES
         text = "; ".join(clauses[:MAX_CLAUSES])
@@ -144,14 +140,12 @@ class IncidentLog(Record):
     count: int = 0  # how many incidents there were
 
     def with_hosts(self, hosts: Mapping[str, str]) -> IncidentLog:
-        """Return the log with the hosts of more workers, by their names."""
         known = {**self.hosts, **hosts}
         if known == self.hosts:
             return self
         return replace(self, hosts=dict(list(known.items())[-MAX_HOSTS:]))
 
     def with_event(self, event: Event) -> IncidentLog:
-        """Return the log with what `event` tells; events come in the order of the job's log."""
         log, fold = self, _FOLDS.get(type(event.details))
         if fold is not None:
             log = fold(self, event, cast(Any, event.details))
@@ -168,7 +162,6 @@ class IncidentLog(Record):
     # --- for the functions below
 
     def first(self, event: Event, what: str = "", worker: str = "", subject: str = "") -> Incident:
-        """Return a new incident with what is known of events of its kind."""
         known = EXPLANATIONS[event.kind]
         return Incident(
             number=self.count,
@@ -212,12 +205,10 @@ class IncidentLog(Record):
         )
 
     def placed(self, worker: str) -> str:
-        """Return the name of a worker with its host, as far as it is known."""
         host = self.hosts.get(worker, "")
         return f"worker {worker} on host {host}" if host else f"worker {worker}"
 
     def host_of(self, worker: str) -> str:
-        """Return the host of a worker in words."""
         return f"host {self.hosts[worker]}" if self.hosts.get(worker) else "its host"
 
     def noted(
@@ -239,7 +230,6 @@ class IncidentLog(Record):
     def lost(
         self, event: Event, worker: str, what: str, cause: Cause, known: Incident | None = None
     ) -> IncidentLog:
-        """Return the log with the loss of a worker."""
         known = known or self.loss_of(event.time, (worker,)) or self.first(event, what, worker)
         clauses = {name: clause for name, clause in known.clauses.items() if name}
         return self.put(
@@ -257,18 +247,7 @@ class IncidentLog(Record):
 # --- Workers that were lost, and what followed.
 
 
-def how_it_ended(code: int | None) -> str:
-    """Return how a process has ended, by its exit `code`; None: not known."""
-    if code is None:
-        return "ended"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    known = {one.value: f" ({one.name})" for one in signal.Signals}
-    return f"was killed by signal {-code}{known.get(-code, '')}"
-
-
 def of_an_end(details: EndedDetails) -> Cause:
-    """Return why a worker's process has ended, by its exit code, and what to do."""
     logs = f"`edl logs JOB {details.worker}`" if details.worker else "`edl logs JOB`"
     code = details.exit_code
     if code == -signal.SIGKILL:
@@ -294,7 +273,6 @@ def of_an_end(details: EndedDetails) -> Cause:
 
 
 def of_a_silence(where: str, reason: str) -> Cause:
-    """Return why a worker was evicted that did not answer, and what to do."""
     return Cause(
         f"Its process or all of {where} was stopped (suspended, swapping, out of power), or the "
         f"network to it was cut. What was known: {reason}.",
@@ -305,7 +283,6 @@ def of_a_silence(where: str, reason: str) -> Cause:
 
 
 def of_an_unseen_end(where: str, reason: str) -> Cause:
-    """Return the cause of an end of which no agent has told."""
     return Cause(
         f"Its process is gone, and no agent has said how it ended ({reason}).",
         f"Look whether {where} runs; then its last lines: `edl logs JOB`.",
@@ -316,7 +293,11 @@ def _failed(log: IncidentLog, event: Event, details: WorkerFailedDetails) -> Inc
     """Fold the end of a worker's process; what was known before of its loss counts less."""
     log = log.with_hosts({details.worker: details.host} if details.worker else {})
     name = details.worker or f"the process in slot {details.slot}"
-    ended = how_it_ended(details.exit_code)
+    code = details.exit_code
+    ended = "ended" if code is None else f"ended with exit code {code}"
+    if code is not None and code < 0:
+        known_signals = {one.value: f" ({one.name})" for one in signal.Signals}
+        ended = f"was killed by signal {-code}{known_signals.get(-code, '')}"
     known, cause = log.loss_of(event.time, (name,)), of_an_end(details)
     if (
         known is not None
@@ -598,7 +579,6 @@ _UNWRITTEN = frozenset({EventKind.LOG_FAILED, EventKind.CHECKPOINT_FAILED})
 
 
 def of_a_loss(spike: LossSpike, saved: Sequence[int] = ()) -> Cause:
-    """Return why a loss is not finite or has risen, as far as is known, and what to do."""
     rate, before, top = spike.learning_rate, spike.rate_before, spike.risen_to
     rose_at = spike.rate_step if before is not None else None
     good = spike.lowest_step if rose_at is None else rose_at - 1
@@ -696,9 +676,7 @@ class IncidentView(Record):
     kind: str  # the kind of the event that says most of it
     tone: str  # `bad`, `warning`, or `over` if the job has recovered from it
     step: int  # the newest complete step then
-    # when it was over, in seconds since 1970; None: it is not, or that is not known. Of lost
-    # workers it is None: what followed says when others went on and came.
-    until_s: float | None
+    until_s: float | None  # when it was over; None: it is not, or what followed says when
     what: str  # what happened, in a sentence
     why: str  # why, as far as is known
     advice: str
@@ -706,7 +684,6 @@ class IncidentView(Record):
 
 
 def incident_views(log: IncidentLog, status: JobStatus, standing_s: float) -> list[IncidentView]:
-    """Return the incidents of a job as its page tells them, the newest first."""
     lost = {worker for one in log.incidents if one.kind in LOST for worker in one.workers}
     found = [_view(one, log, status, standing_s, lost) for one in log.incidents]
     found.sort(key=lambda one: (one.tone == "over", -one.at_s))
@@ -716,7 +693,6 @@ def incident_views(log: IncidentLog, status: JobStatus, standing_s: float) -> li
 def _view(
     one: Incident, log: IncidentLog, status: JobStatus, standing_s: float, lost: set[str]
 ) -> IncidentView:
-    """Return `one` with what the present status adds to it; `lost` are the workers lost."""
     followed, is_over, runs = list(one.followed), one.is_over, not status.state.over
     concerned = {*one.workers}
     if one.kind in (EventKind.SLOW_WORKER, EventKind.LOG_FAILED) and not is_over:
@@ -761,7 +737,6 @@ def _view(
 def with_incidents(
     words: str, tone: str, incidents: Sequence[IncidentView], joining: int
 ) -> tuple[str, str]:
-    """Return the words and the tone of a job's header, which say that somebody should act."""
     if tone != "good":
         return words, tone
     lasting = {one.kind for one in incidents if one.tone != "over"}

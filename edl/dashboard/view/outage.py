@@ -1,8 +1,7 @@
 """Say what happens while ZooKeeper does not answer: an incident that is not over.
 
 No event can be logged meanwhile. So the server of the page asks workers directly, at the port where
-they answer ``/health``, whether steps complete. When ZooKeeper answers again, the event
-``zookeeper_back`` tells of the outage, and this incident is gone.
+they answer ``/health``, whether steps complete.
 """
 
 from __future__ import annotations
@@ -31,13 +30,11 @@ class WorkerReports(Record):
     answered: int = 0  # the number of those that have answered
     step: int | None = None  # the newest complete step of these; None: none has answered
     silent: tuple[int, ...] = ()  # the ids of the workers that have not answered
-    # whether a step was completed since the workers were first asked in this outage
-    grew: bool = False
+    grew: bool = False  # a step was completed since they were first asked in this outage
     still_s: float = 0.0  # the seconds since the answers told of a new step
 
     @classmethod
     def of(cls, run: str, reports: Mapping[int, Mapping[str, Any]]) -> Self:
-        """Return the answers of workers of one job."""
         steps = {
             worker: int(one["step"])
             for worker, one in reports.items()
@@ -48,7 +45,6 @@ class WorkerReports(Record):
         return cls(len(reports), len(steps), max(steps.values(), default=None), silent)
 
     def after(self, before: WorkerReports | None, passed_s: float) -> WorkerReports:
-        """Return these answers, compared with those `before` them, `passed_s` seconds ago."""
         if before is None or before.step is None or self.step is None:
             return self
         if self.step > before.step:
@@ -83,7 +79,6 @@ def outage_incident(
 
 
 def _since(step: int, asked: WorkerReports) -> str:
-    """Return sentences that say whether the workers have trained during ZooKeeper's outage."""
     if asked.step is None:
         return (
             f"None of {workers(asked.asked)} has answered this machine directly, so the page does "
@@ -122,7 +117,6 @@ class ServerProbe(StrEnum):
 
 
 def outage_cause(trouble: str, probes: Mapping[str, ServerProbe]) -> Cause:
-    """Return why ZooKeeper does not answer, and what to do; `trouble` is that of this machine."""
     why, _, advice = trouble.partition(": ")
     if advice:
         why = why.replace("Its ", "The server's ", 1).replace(" its ", " the server's ", 1)

@@ -43,7 +43,6 @@ class SavedWork(Record):
     lost_steps: int = 0  # the steps that were trained again after all workers had died, at least
 
     def with_event(self, event: Event) -> SavedWork:
-        """Return the summary with `event` added, if that is of a checkpoint or of a resume."""
         details = event.details
         if isinstance(details, CheckpointDetails):
             return replace(
@@ -72,20 +71,6 @@ class LedgerSummary(Record):
     work: SavedWork  # what is known of checkpoints
 
 
-def ledger_summary(snapshot: Snapshot, work: SavedWork) -> LedgerSummary:
-    """Return what the ledger has counted, from the records of a job and what its events tell."""
-    now = snapshot.status
-    return LedgerSummary(
-        epoch=now.epoch,
-        done=now.epoch_done,
-        total=now.epoch_total,
-        untrained=now.untrained,
-        left=now.left,
-        saved_step=snapshot.job.saved_step,
-        work=work,
-    )
-
-
 # --- Lay out a job's loss and learning rate over its steps, beside the changes of its ring.
 
 
@@ -93,7 +78,6 @@ MAX_CHANGES = 60
 
 
 def learning_charts(curve: LearningCurve, timeline: GenerationTimeline) -> dict[str, Any]:
-    """Return the columns of the charts, and where the ring changed."""
     first = curve.points[0].step if curve.points else 0
     changes = [
         {"step": one.step, "np": one.size, "generation": one.generation}
@@ -124,14 +108,10 @@ PERIODS = 3  # of the job's status_period_s
 class LeaderReport(Record):
     """The newest report that a reader has seen, and since when."""
 
-    # when the leader wrote it, in seconds since 1970 by the leader's clock; 0: none was seen
-    written_s: float = 0.0
-    # when the reader saw it first, by the reader's own steady clock, in seconds; of the first one
-    # that it saw, when it was written, as far as both clocks agree
-    since_s: float = 0.0
+    written_s: float = 0.0  # by the leader's clock, in seconds since 1970; 0: none was seen
+    since_s: float = 0.0  # when the reader saw it first, by a steady clock; of the first see `at`
 
     def at(self, written_s: float, now_s: float, steady_s: float) -> LeaderReport:
-        """Return what a reader has seen after one more look."""
         if written_s == self.written_s:
             return self
         if not self.written_s:
@@ -148,17 +128,14 @@ class ReportAge:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether there is a report that is not too old."""
         return self.age_s is not None and self.age_s <= self.limit_s
 
     @property
     def is_old(self) -> bool:
-        """Whether there is a report that is too old."""
         return self.age_s is not None and self.age_s > self.limit_s
 
 
 def report_age(snapshot: Snapshot, newest: LeaderReport, steady_s: float) -> ReportAge:
-    """Return the age of the newest report of a job's leader, with the limit that the job sets."""
     period_s = snapshot.job.spec.settings.status_period_s
     age_s = steady_s - newest.since_s if newest.written_s else None
     return ReportAge(age_s, max(UNREPORTED_S, PERIODS * period_s))
@@ -169,7 +146,6 @@ def report_age(snapshot: Snapshot, newest: LeaderReport, steady_s: float) -> Rep
 
 PAGE = 50
 MAX_JOBS = 500  # of one answer
-
 _ORDER = {LifeState.QUEUED: 1, LifeState.HALTED: 2, LifeState.ENDED: 3}
 
 
@@ -183,7 +159,6 @@ class JobChoice:
     limit: int = PAGE  # the largest number of jobs
 
     def matches(self, job: ClusterJobStatus) -> bool:
-        """Return whether `job` is to be shown."""
         if self.states and not self.states & {str(job.state), job.outcome}:
             return False
         if self.queue and job.queue != self.queue:
@@ -201,19 +176,16 @@ class JobPage(Record):
 
 
 def chosen_jobs(jobs: Sequence[ClusterJobStatus], choice: JobChoice) -> JobPage:
-    """Return the jobs that `choice` shows."""
     found = sorted(filter(choice.matches, jobs), key=_place)
     return JobPage(tuple(found[: choice.limit]), len(found))
 
 
 def job_counts(jobs: Sequence[ClusterJobStatus]) -> dict[str, int]:
-    """Return how many jobs there are in each state; of those that have ended, by how they did."""
     found = Counter(job.outcome for job in jobs)
     return dict(sorted(found.items()))
 
 
 def _place(job: ClusterJobStatus) -> tuple[int, float]:
-    """Return a sort key of a job: by its state, then by its place among those in that state."""
     by_priority = -float(job.priority) if job.state is LifeState.QUEUED else 0.0
     by_end = -job.ended_s if job.state is LifeState.ENDED else 0.0
     return _ORDER.get(job.state, 0), by_priority + by_end
@@ -250,11 +222,8 @@ class JobHeader(Record):
     global_batch: int  # samples of a batch of all workers; 0: not known
     goodput: float | None  # the fraction of the time that was not lost; None: no ring yet
     lost_s: float  # the seconds lost to switches, pauses and the present stand-still
-    # the seconds until the end of the training at the present speed; None: not known
-    eta_s: float | None
-    # when the first generation began; 0: it has not. Of a log that was cut, from when on goodput
-    # and lost time are known.
-    since_s: float
+    eta_s: float | None  # until the end of the training at the present speed; None: not known
+    since_s: float  # see `GenerationTimeline.began_s`
     is_cut: bool  # whether the oldest events of the log are gone
     ended_s: float | None
     standing_s: float  # for how long no step has completed that should have; 0: the job trains
@@ -264,7 +233,6 @@ class JobHeader(Record):
 def job_header(
     status: JobStatus, timeline: GenerationTimeline, report: ReportAge, now_s: float
 ) -> JobHeader:
-    """Return the header of a job's page."""
     standing_s = standstill_s(status, report)
     words, tone = state_in_words(status, standing_s, report)
     paused_s = max(0.0, now_s - timeline.paused_since_s) if timeline.paused_since_s else 0.0
@@ -316,7 +284,6 @@ def standstill_s(status: JobStatus, report: ReportAge) -> float:
 
 
 def state_in_words(status: JobStatus, standing_s: float, report: ReportAge) -> tuple[str, str]:
-    """Return how a job is, in a few words, and the tone in which to say it."""
     state = status.state
     if state.over:
         return str(state), "bad" if state is JobState.FAILED else "over"
@@ -357,7 +324,6 @@ def eta_s(status: JobStatus, standing_s: float) -> float | None:
 
 
 def away_in_words(hosts: str, since_s: float, now_s: float) -> str:
-    """Return sentences that ZooKeeper does not answer, and what that means for the page."""
     return (
         f"ZooKeeper at {hosts} has not answered for {duration_in_words(now_s - since_s)}. The page "
         "asks it again each second, and shows what was known before."
@@ -365,7 +331,6 @@ def away_in_words(hosts: str, since_s: float, now_s: float) -> str:
 
 
 def unreadable_in_words(reason: str, since_s: float, now_s: float) -> str:
-    """Return a sentence that the records of a job cannot be read although ZooKeeper answers."""
     age = duration_in_words(now_s - since_s)
     return (
         f"The job cannot be read: {reason}. The page shows what was known {age} ago; the workers "
@@ -400,14 +365,12 @@ class JobObservation:
 class JobTrace:
     """The history of a job, collected from its events and from readings of its status."""
 
-    # its generations, and the time that was lost
     timeline: GenerationTimeline = field(default_factory=GenerationTimeline)
-    speed: ThroughputHistory = field(default_factory=ThroughputHistory)  # its throughput over time
-    work: SavedWork = field(default_factory=SavedWork)  # its checkpoints
-    incidents: IncidentLog = field(default_factory=IncidentLog)  # what happened to it
+    speed: ThroughputHistory = field(default_factory=ThroughputHistory)
+    work: SavedWork = field(default_factory=SavedWork)
+    incidents: IncidentLog = field(default_factory=IncidentLog)
 
     def with_events(self, events: Iterable[Event], read_s: float) -> JobTrace:
-        """Return the trace with `events`, which follow those before in the log."""
         timeline, speed, work = self.timeline, self.speed, self.work
         incidents = self.incidents
         for event in events:
@@ -421,12 +384,10 @@ class JobTrace:
         return replace(self, timeline=timeline, speed=speed, work=work, incidents=incidents)
 
     def with_hosts(self, snapshot: Snapshot) -> JobTrace:
-        """Return the trace with the hosts of the workers in `snapshot`, for its incidents."""
         hosts = {member.name: member.host for member in snapshot.members}
         return replace(self, incidents=self.incidents.with_hosts(hosts))
 
     def with_outage(self, why: str, since_s: float, now_s: float) -> JobTrace:
-        """Return the trace of a job whose ZooKeeper does not answer."""
         known = self.incidents
         # A server that is started again looks overloaded: the first cause counts.
         first = known.outage_why if known.outage_s >= since_s else why
@@ -437,7 +398,6 @@ class JobTrace:
         return replace(self, timeline=GenerationTimeline.cut(at_s), work=SavedWork())
 
     def with_reading(self, reading: JobObservation) -> JobTrace:
-        """Return the trace with the throughput of `reading`, if the job runs and reports."""
         status = job_status(reading.snapshot, reading.zookeeper)
         if status.state.over or not status.world_size or not reading.report.is_fresh:
             return self
@@ -449,10 +409,8 @@ class JobTrace:
 
 
 def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
-    """Return the sections of a job's page by name."""
     status = job_status(reading.snapshot, reading.zookeeper)
-    timeline = trace.timeline
-    table = worker_table(status, reading.learned.times)
+    timeline, now = trace.timeline, reading.snapshot.status
     standing_s = standstill_s(status, reading.report)
     incidents = incident_views(trace.incidents, status, standing_s)
     header = job_header(status, timeline, reading.report, reading.at_s)
@@ -461,10 +419,18 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
         "header": replace(header, words=words, tone=tone),
         "incidents": incidents,
         "timeline": timeline_section(timeline),
-        "workers": table,
+        "workers": worker_table(status, reading.learned.times),
         "speed": trace.speed.columns() | {"period_s": trace.speed.period_s},
         "learning": learning_charts(reading.learned.learning, timeline),
-        "ledger": ledger_summary(reading.snapshot, trace.work),
+        "ledger": LedgerSummary(
+            epoch=now.epoch,
+            done=now.epoch_done,
+            total=now.epoch_total,
+            untrained=now.untrained,
+            left=now.left,
+            saved_step=reading.snapshot.job.saved_step,
+            work=trace.work,
+        ),
         "scaling": scaling_curve(
             reading.snapshot, reading.learned, reading.profile, header.samples_per_s
         ),
@@ -472,7 +438,6 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
 
 
 def timeline_section(timeline: GenerationTimeline) -> dict[str, Any]:
-    """Return the section `timeline` of a job's page: what the browser draws of `timeline`."""
     return {
         "bands": timeline.bands,
         "marks": timeline.marks,

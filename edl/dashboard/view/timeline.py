@@ -1,25 +1,18 @@
 """Fold a job's events into the time line of its generations, and say how much time was lost.
 
-A generation is one ring of workers that trains. Each has a :class:`GenerationBand` on the time
-line, which begins when the leader writes it and ends when the leader writes the next one. The
-switch into a generation costs training time, its loss:
+The switch into a generation costs training time, its loss:
 
     loss = max over the old workers of (detect + stall + first step - usual step)
 
 (the fields of :class:`edl.records.SwitchParts`). The goodput is the fraction of the time
 since the first generation that was not lost: neither to switches, nor to pauses with too few
-workers, nor to the stand-still that lasts now.
-
-If the oldest events are gone from the log, :meth:`GenerationTimeline.cut` is the line to begin
-with: it knows nothing before the oldest event that is kept, and its goodput counts from there.
-
-Memory is bounded: of more than :data:`MAX_BANDS` bands the older half is merged in pairs, and the
-parts of a switch are kept for :data:`MAX_SWITCHES` switches, for their slowest workers.
+workers, nor to the stand-still that lasts now. Of a log whose oldest events are gone it counts from
+the oldest event that is kept. Memory is bounded: old bands are merged in pairs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from edl.dashboard.view.events import tone_of
 from edl.event_text import kind_of_change, without_step_s
@@ -58,9 +51,7 @@ MARKED = frozenset(
         EventKind.JOB_FAILED,
     }
 )
-
 AWAY = "zookeeper_away"  # the kind of the mark of an outage, which stands where that began
-
 ENDS = frozenset(
     {
         EventKind.FINISHED,
@@ -82,16 +73,13 @@ class GenerationBand(Record):
     np: int  # the workers of its last generation
     least_np: int  # the smallest number of workers in it
     most_np: int  # the largest number of workers in it
-    # why it began, as `kind_of_change` says; `several` of merged generations, or `unknown` if the
-    # log has no event of it any more; then `from_s` is the time of the oldest event
+    # of `kind_of_change`; `several` of merged ones; `unknown`, since the oldest event, of a cut log
     cause: str
     reason: str  # why the leader wrote it; of merged ones that of the last
-    # the training time that its switches cost, in seconds; None: not known (yet)
-    loss_s: float | None = None
+    loss_s: float | None = None  # training time that its switches cost; None: not known (yet)
     paused_s: float = 0.0  # for how long it had too few workers to train, in seconds
 
     def merged(self, later: GenerationBand) -> GenerationBand:
-        """Return the band that covers this one and `later`, which follows it."""
         known = [one for one in (self.loss_s, later.loss_s) if one is not None]
         return replace(
             later,
@@ -109,8 +97,7 @@ class GenerationBand(Record):
 class TimelineMark(Record):
     """An event that the time line shows as a mark."""
 
-    # when it was logged, in seconds since 1970; of an outage of ZooKeeper, when that began
-    at_s: float
+    at_s: float  # when it was logged, in seconds since 1970; of an outage, when that began
     kind: str  # the kind of the event; `AWAY` of an outage of ZooKeeper
     tone: str  # how serious it is, as `tone_of` says
     generation: int  # the generation that it is about
@@ -136,26 +123,21 @@ class SwitchLoss(Record):
     reason: str  # what has happened, and why
     loss_s: float  # the training time that it cost, in seconds; 0 if all workers were new
     size: int  # the number of workers in the new ring
-    # those that completed no step for longest, at most `MAX_WORKERS`
-    workers: tuple[WorkerLoss, ...]
+    workers: tuple[WorkerLoss, ...]  # `MAX_WORKERS` that completed no step for longest
 
 
 @dataclass(frozen=True)
 class GenerationTimeline(Record):
     """The generations of a job in order of time; `with_event` adds what an event tells."""
 
-    # the generations, the oldest first, without gaps in their numbers
-    bands: tuple[GenerationBand, ...] = ()
-    # the newest events and outages that are marked, the oldest first
-    marks: tuple[TimelineMark, ...] = ()
+    bands: tuple[GenerationBand, ...] = ()  # the oldest first, without gaps in their numbers
+    marks: tuple[TimelineMark, ...] = ()  # the newest events and outages, the oldest first
     switches: tuple[SwitchLoss, ...] = ()  # the newest switches, the oldest first
-    # when the first generation began, in seconds since 1970; 0: there is none. Of a log whose
-    # oldest events are gone, from when on everything is known.
+    # when the first generation began; 0: there is none. Of a cut log, from when on all is known
     began_s: float = 0.0
     lost_s: float = 0.0  # the seconds lost to switches and pauses until now
     ended_s: float | None = None  # when training ended, in seconds since 1970; None: it has not
-    # since when too few workers are left; None: enough are
-    paused_since_s: float | None = field(default=None)
+    paused_since_s: float | None = None  # since when too few workers are left; None: enough are
     leader: str | None = None  # the worker that leads; None: not known
     led_s: float = 0.0  # since when it leads, in seconds since 1970
     is_cut: bool = False  # whether the oldest events of the log are gone
@@ -166,16 +148,21 @@ class GenerationTimeline(Record):
         return cls(began_s=at_s, is_cut=True)
 
     def with_event(self, event: Event) -> GenerationTimeline:
-        """Return the time line with what `event` tells; events come in the order of the log."""
         new = self
         if event.kind in MARKED:
             new = new._marked(event, event.reason)
         if isinstance(event.details, LeaderDetails):
-            return new._led(event, event.details.worker)
+            worker = event.details.worker
+            if worker == self.leader:
+                return new
+            if self.leader is not None:
+                new = new._marked(event, f"{event.reason}; before, {self.leader} led")
+            return replace(new, leader=worker, led_s=event.time)
         if event.kind is EventKind.PAUSED:
             return replace(new, paused_since_s=new.paused_since_s or event.time)
         if event.kind in ENDS:
-            return new._ended(event.time)
+            ended_s = event.time if new.ended_s is None else new.ended_s
+            return replace(new._closed(event.time), ended_s=ended_s)
         if isinstance(event.details, GenerationDetails):
             return new._with_generation(event, event.details)
         if isinstance(event.details, SwitchDetails):
@@ -188,7 +175,6 @@ class GenerationTimeline(Record):
         return new
 
     def with_outage(self, since_s: float) -> GenerationTimeline:
-        """Return the time line with a mark for an outage of ZooKeeper that lasts."""
         generation = self.bands[-1].last if self.bands else 0
         reason = "ZooKeeper does not answer"
         return self._with_mark(TimelineMark(since_s, AWAY, "bad", generation, reason))
@@ -206,33 +192,21 @@ class GenerationTimeline(Record):
         return min(1.0, max(0.0, 1.0 - lost_s / lasted_s))
 
     def switch_of(self, generation: int) -> SwitchLoss | None:
-        """Return the cost of the switch into `generation`; None: it is not known any more."""
         found = [one for one in self.switches if one.generation == generation]
         return found[-1] if found else None
 
     def _marked(self, event: Event, reason: str) -> GenerationTimeline:
-        """Return the time line with a mark for `event`, which says `reason`."""
         tone = tone_of(event.kind)
         return self._with_mark(
             TimelineMark(event.time, str(event.kind), tone, event.generation, reason)
         )
 
     def _with_mark(self, mark: TimelineMark) -> GenerationTimeline:
-        """Return the time line with `mark` at its place in the order of time."""
         later = sum(one.at_s > mark.at_s for one in self.marks)
         at = len(self.marks) - later
         return replace(self, marks=(*self.marks[:at], mark, *self.marks[at:])[-MAX_MARKS:])
 
-    def _led(self, event: Event, worker: str) -> GenerationTimeline:
-        """Return the time line with `worker` as the leader, and a mark if another one led."""
-        if worker == self.leader:
-            return self
-        reason = f"{event.reason}; before, {self.leader} led"
-        new = self._marked(event, reason) if self.leader is not None else self
-        return replace(new, leader=worker, led_s=event.time)
-
     def _with_generation(self, event: Event, details: GenerationDetails) -> GenerationTimeline:
-        """Return the time line with a new generation, or with the end of the last one."""
         np, before = len(details.members), self._with_former(event, details)._closed(event.time)
         if not np:
             return replace(before, ended_s=event.time)
@@ -254,8 +228,12 @@ class GenerationTimeline(Record):
         return replace(self, bands=(band,))
 
     def _with_switch(self, event: Event, details: SwitchDetails) -> GenerationTimeline:
-        """Return the time line with the cost of a switch, at the generation that it led to."""
-        loss_s = _loss_s(details)
+        lost = (
+            max(0.0, without_step_s(parts) - parts.median_step_s)
+            for parts in details.workers.values()
+            if parts.role == "old"
+        )
+        loss_s = max(lost, default=0.0)
         slowest = sorted(
             details.workers.items(), key=lambda item: (-without_step_s(item[1]), item[0])
         )
@@ -280,11 +258,7 @@ class GenerationTimeline(Record):
                 break
         return replace(new, bands=tuple(bands), lost_s=self.lost_s + counted_s)
 
-    def _ended(self, at_s: float) -> GenerationTimeline:
-        return replace(self._closed(at_s), ended_s=at_s if self.ended_s is None else self.ended_s)
-
     def _closed(self, at_s: float) -> GenerationTimeline:
-        """Return the time line with its last band ended at `at_s`, if it had no end."""
         if not self.bands or self.bands[-1].to_s is not None:
             return replace(self, paused_since_s=None)
         paused_s = max(0.0, at_s - self.paused_since_s) if self.paused_since_s is not None else 0.0
@@ -295,18 +269,6 @@ class GenerationTimeline(Record):
             lost_s=self.lost_s + paused_s,
             paused_since_s=None,
         )
-
-
-def _loss_s(details: SwitchDetails) -> float:
-    """Return the training time that a switch cost, in seconds: that of its slowest old worker."""
-    return max(
-        (
-            max(0.0, without_step_s(parts) - parts.median_step_s)
-            for parts in details.workers.values()
-            if parts.role == "old"
-        ),
-        default=0.0,
-    )
 
 
 def _compact(bands: tuple[GenerationBand, ...]) -> tuple[GenerationBand, ...]:
