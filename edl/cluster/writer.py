@@ -301,7 +301,7 @@ class ReasonWriter:
             return self._at_s + EVERY_S - now_s
         paths = self._writer.paths
         write = fitting_write(
-            lambda some: reasons_write(paths, JobReasons(now_s, some, surplus)), cut
+            lambda some: reasons_write(paths, JobReasons(now_s, some, told[1])), cut
         )
         self._writer.commit([write])
         self._told, self._at_s = told, now_s

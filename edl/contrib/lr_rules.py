@@ -11,11 +11,11 @@ far as it is known; see docs/adr/0020-a-learning-rate-tuned-while-training.md:
   measured.
 
 From time to time a *round* measures a few updates: for each, the losses at four :func:`points`, in
-the batch of the next update. From :data:`MIN_UPDATES` (4) updates on it ends as soon as their losses
-give a result (:func:`judge_learning_rate`), after :data:`MAX_UPDATES` (12) without a change. Training
-begins at a tenth of the given rate: one that is too high may ruin a model in a few updates, and one
-that is too low is found out quickly: while the loss falls as far as was measured, the next round
-measures twice as far.
+the batch of the next update. From :data:`MIN_UPDATES` (4) updates on it ends as soon as their
+losses give a result (:func:`judge_learning_rate`), after :data:`MAX_UPDATES` (12) without a change.
+Training begins at a tenth of the given rate: one that is too high may ruin a model in a few
+updates, and one that is too low is found out quickly: while the loss falls as far as was measured,
+the next round measures twice as far.
 
 A round sees the loss along one update only. Where the curvature differs much between directions,
 updates soon lie in the flat ones, and a rate that suits these lets the loss explode in a steep one

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,7 +154,7 @@ def compilers() -> int:
     cores = len(os.sched_getaffinity(0))
     sizes = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
     for path in LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # no such file, or no limit: "max"
+        with suppress(OSError, ValueError):  # no such file, or no limit: "max"
             sizes.append(float(path.read_text()))
     return max(1, min(cores, int(min(sizes) / (GB_PER_COMPILER * 1e9))))
 

@@ -166,7 +166,7 @@ class TestSubmission:
         assert digits.manifest == first
         assert digits.wanted == Wanted(Goal.RUN, 5)
         assert digits.life == JobLifecycle()
-        assert digits.view.wants_slots
+        assert digits.wants_slots
         assert other.jobs.get("apples") == apples
         assert other.jobs.list() == (digits, apples)
         event = other.events.read()[0][1]

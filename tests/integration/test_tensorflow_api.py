@@ -805,7 +805,7 @@ from edl.tensorflow import batch_norm as pass_exchange
 edl.init(); type(edl.current_worker()._coordinator).is_shared = True
 here = threading.local()  # the exchange and the weight of the worker that this thread is
 pass_exchange.exchange_of_step = lambda: here.worker
-pass_exchange._eager_numbers.take = lambda: 1
+pass_exchange.next_number = lambda: 1  # two threads, eagerly
 def from_graph(act):
     worker = here.worker
     return lambda row: act(row, *worker)

@@ -73,9 +73,9 @@ def test_times_that_lie_ahead_become_the_present() -> None:
         since_s=100.0, submitted_s=200.0, counted_s=100.0, limits=right
     )
     job = JobAssignment("r", (0,), changed_s=200.0, idle_s=50.0)
-    found = assignment_by(100.0, HostAssignment({"a": job}, 200.0, ("/d",)))
+    found = assignment_by(100.0, HostAssignment({"a": job}, 200.0))
     right_job = JobAssignment("r", (0,), changed_s=100.0, idle_s=50.0)
-    assert found == HostAssignment({"a": right_job}, 100.0, ("/d",))
+    assert found == HostAssignment({"a": right_job}, 100.0)
     allocation = AllocationRecord(changed_s={"a": 200.0, "b": 50.0})
     assert allocation_by(100.0, allocation).changed_s == {"a": 100.0, "b": 50.0}
 

@@ -23,7 +23,7 @@ DAY_S = 86400.0
 
 
 def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.cli.dashboard._clock", lambda time_s: f"day {time_s / DAY_S:g}")
+    monkeypatch.setattr("edl.cli.dashboard.moment", lambda time_s: f"day {time_s / DAY_S:g}")
     jobs = (
         JobHistory(
             9,

@@ -6,9 +6,9 @@ from datetime import datetime
 
 import pytest
 
-from edl.cli.status import Lines, Screen, _clock, _renew
+from edl.cli.common import trouble_words
+from edl.cli.status import _clock
 from edl.errors import CoordinationError
-from edl.status import TextLine
 
 
 @pytest.mark.parametrize(
@@ -16,14 +16,7 @@ from edl.status import TextLine
     [(True, "cannot be read: not a Job"), (False, "ZooKeeper is away: not a Job")],
 )
 def test_only_a_lost_connection_is_called_one(connected: bool, away: str) -> None:
-    def read() -> Lines:
-        raise CoordinationError("not a Job")
-
-    screen = Screen()
-    _renew(screen, read, lambda: connected)
-    assert screen.away == away
-    _renew(screen, lambda: lambda _w, _h: [TextLine("new")], lambda: connected)
-    assert screen.away == ""
+    assert trouble_words(connected, CoordinationError("not a Job")) == away
 
 
 def test_an_event_of_another_day_has_its_date() -> None:

@@ -173,8 +173,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
-            worker, done = process.current_worker(), epoch + 1 / self._steps
-            size = worker.logical or worker.size
+            size, done = _ranks(), epoch + 1 / self._steps
             return min(1.0, (done * (size - 1) / warmup_epochs + 1) / size)
 
         super().__init__(
@@ -211,3 +210,8 @@ def _trained_share() -> float | None:
     loader = process.current_worker().loader
     total = loader.progress.source.known_total if loader.progress.attached else 0
     return loader.ledger.done / total if total else None
+
+
+def _ranks() -> int:
+    worker = process.current_worker()
+    return worker.logical or worker.size

@@ -32,13 +32,13 @@ class Diary(keras.callbacks.Callback):
 class Plot(Diary):
     def __init__(self):
         super().__init__()
-        self.too_large = bytes(tensorflow_loop.MOST)
+        self.too_large = bytes(tensorflow_loop.MAX_CALLBACK_BYTES)
 
 
 class Archive(keras.callbacks.CSVLogger):
     def __init__(self, path):
         super().__init__(path)
-        self.too_large = bytes(tensorflow_loop.MOST)
+        self.too_large = bytes(tensorflow_loop.MAX_CALLBACK_BYTES)
 
 
 class Stopping(keras.callbacks.EarlyStopping):
@@ -110,7 +110,9 @@ def fits(*given, others=()):
         first._agreed(callbacks, 0)
         found.append(other._agreed([*others], 0)[0][:-1])
         for callback in callbacks:
-            callback.of_model = bytes(tensorflow_loop.MOST)  # set by fit, and too large to be sent
+            callback.of_model = bytes(
+                tensorflow_loop.MAX_CALLBACK_BYTES
+            )  # set by fit, and too large to be sent
     return found, other
 
 
@@ -130,7 +132,7 @@ def a_loop_of_fits_sends_its_callbacks_once():
     same, paths = Diary(), ["a.keras", "a.keras", "a.keras", "b.keras", "b.keras"]
     for path in paths:
         script._agreed([same, keras.callbacks.ModelCheckpoint(path)], 0)
-        same.of_model = bytes(tensorflow_loop.MOST)  # set by fit
+        same.of_model = bytes(tensorflow_loop.MAX_CALLBACK_BYTES)  # set by fit
     assert [bool(one) for one in sent] == [True, False, False, True, False]
 
 
