@@ -3,7 +3,7 @@
 :class:`Switching` does that. Rules that make it safe:
 
 1. A planned switch happens between two steps that all old members agree on through their step
-   records, and only when all of them have arrived there (a barrier in the old ring).
+   records, and only when all of them have arrived there (a row of each in the old ring).
 2. A worker whose ring broke cuts the ring, so that the others fail too, reports what it has
    completed, and then accepts only a generation that *repairs*: one that was made from reports.
 3. After a repair all workers take over the progress of the state source, which has completed as
@@ -42,7 +42,6 @@ from edl.job.state_share import WHOLE_STATE, StateShare
 from edl.records import Generation, JobState, RingFailure, RingMember, Stage
 from edl.ring.ring import Ring, split_bytes
 from edl.step.record import (
-    IDLE,
     StepRecord,
     StepRecords,
     SwitchTimes,
@@ -345,12 +344,21 @@ class Switching:
 
     # --- between two steps ---
 
-    def switch(self, number: int) -> None:
+    @waits("waiting for the others before a switch")
+    def _meet(self, record: Callable[[], StepRecord]) -> None:
+        """Wait until all workers of the ring are between the same two steps."""
+        # By rows, as some may exchange numbers apart on their way here, and wait for ours.
+        while not self.check_point(
+            records := self._ring.finish_record(self._ring.start_record(record()))
+        ):
+            self.sit_out(records)
+
+    def switch(self, number: int, record: Callable[[], StepRecord]) -> None:
         """Move to the generation with this number, on which all workers of the ring have agreed."""
         generation = self._shared.generation(number)
         old_size, median_us, began = self._ring.place.size, self.median_step_us(), self._now_s()
         try:
-            self._ring.barrier(IDLE)
+            self._meet(record)
             arrived = self._now_s()
             failpoints.reached("agreed")
             if generation.rank_of(self.worker) is None:
@@ -416,7 +424,7 @@ class Switching:
                 continue
             target, _ = agreed_generation(records)
             if target is not None:
-                self.switch(target)
+                self.switch(target, record)
             elif self._shared.job_state.over:
                 raise self._repairs.over()
             elif self._ring.place.rank == 0 and self._now_s() > deadline:

@@ -401,7 +401,7 @@ class Worker:
         if target is not None and not self._is_of_another_fit(target):
             self.steps.log_switch_if_due()
             if self._let_leave(target):
-                self._switching.switch(target)  # it ends the process of one that is no member
+                self._switching.switch(target, self.steps.idle_record)  # who is no member ends
         self._switching.synchronise_if_due()
         if not self.warming_up:
             self.size_request.look()  # after the switch, which drops an answer
