@@ -66,14 +66,14 @@ def test_the_script_is_asked_after_the_switch(monkeypatch: pytest.MonkeyPatch) -
     worker, clock = Worker(config, MagicMock(), SharedState(), JobOfOne(config)), Clock()
     wishes = worker.size_request = worker.steps._size_request = SizeRequest(clock)
     switching = MagicMock(warming_up=False)
-    switching.switch.side_effect = lambda _number: worker._switched(2, 3)
+    switching.switch.side_effect = lambda *_: worker._switched(2, 3)
     monkeypatch.setattr(worker, "_switching", switching)
     monkeypatch.setattr(worker, "_is_of_another_fit", lambda _number: False)
     monkeypatch.setattr(worker, "_let_leave", lambda _number: True)
     wishes.ask(lambda: 1, 60.0)
     clock.now_s, worker.steps.target = 60.0, 2
     worker.boundary()
-    switching.switch.assert_called_once_with(2)
+    switching.switch.assert_called_once_with(2, worker.steps.idle_record)
     assert wishes.change == 1
     worker.steps.target = 3
     worker.boundary()
