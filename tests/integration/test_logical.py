@@ -31,6 +31,8 @@ def test_a_join_and_a_kill_change_no_bit(tmp_path: Path, zk_hosts: str) -> None:
         job.wait_for_step(2)
         job.scale(3)
         job.wait_for_size(3)
+        # Its step is trained twice by each; w0 must not die before all have reported that.
+        job.wait(lambda _: len(job.events("exact_audit")) == 2, "audit of the join")
         job.kill("w0")
         job.hurry()
         assert job.end() == 0, job.describe("it failed")
