@@ -56,51 +56,136 @@ _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no"
 class Config:
     """The resolved settings of one process, from `load`; docs/reference/settings.md has all."""
 
-    job: str | None = None
-    cluster: str | None = None  # that commands are about; None: the only one that the user knows
-    zookeeper: str | None = None  # "host:port,host:port"; None: the local server of this user
-    host: str = ""  # logical host name of this process; default: the machine's
-    address: str = ""  # of this host, for other workers; empty: the launcher finds it
-    network_interface: str = ""  # that has the address; empty: the one towards ZooKeeper
-    slot: int = 0  # number of the slot on this host, stable for the process's life
-    device: int | None = None  # that the agent has given to this worker; None: none
-    attempt_id: str = ""  # unique token that the agent gives to one start of one worker process
-    run: str = ""  # token of the start of the job; a worker joins no other start of that name
-    secret: str | None = field(default=None, repr=False)  # needed to read or change the job
-    secret_file: str = ""  # a file, or a pipe, that holds the secret; empty: there is none
-    # For jobs that horovodrun starts; `edl run` has options for them.
-    hosts: str = ""  # "host:slots,host:slots": what `edl-discover` may offer to the driver
+    job: str | None = setting(
+        None,
+        "the job of this process; the agent sets it. Without it a script is a job of one worker; "
+        "under horovodrun it names the new job",
+    )
+    cluster: str | None = setting(
+        None,
+        "the cluster that commands are about; without it the one that `secret` opens, else the "
+        "only one whose secret this user has",
+    )
+    zookeeper: str | None = setting(
+        None, "`host:port,host:port`; without it the local server of this user"
+    )
+    host: str = setting("", "this host's name in the job; empty: the machine's name")
+    address: str = setting(
+        "",
+        "the address at which other workers reach this host; empty: "
+        "[chosen](../guides/hosts.md#names-addresses-clocks)",
+    )
+    network_interface: str = setting(
+        "", "the interface that has this address; empty: the one that leads to ZooKeeper"
+    )
+    slot: int = setting(0, "the worker's slot, `edl.local_rank()`; the agent sets it")
+    device: int | None = setting(
+        None,
+        "the number of the [device](../guides/gpus.md#several-jobs-on-one-host) that the agent has "
+        "given to the worker",
+    )
+    attempt_id: str = setting("", "token of one start of one worker; the agent sets it")
+    run: str = setting(
+        "",
+        "token of the run (one start of the job) that a worker belongs to; the agent sets it, and "
+        "the worker registers with no other run",
+    )
+    secret: str | None = setting(
+        None,
+        "the job's [secret](../explanation/security.md), by which a client may read and change "
+        "the job: one word of at least 32 characters; `edl run` draws one",
+        repr=False,
+    )
+    secret_file: str = setting(
+        "",
+        "a file, or a pipe, that holds the secret, and that other users cannot read, so that [no "
+        "engine stores it](../explanation/security.md#a-secret-that-you-give)",
+    )
+    hosts: str = setting(
+        "",
+        "`host:slots,host:slots` that `edl-discover` may offer to "
+        "[horovodrun](../guides/horovodrun.md#how-many-workers)",
+    )
 
     connect_timeout_s: float = setting(10.0, "first connection to ZooKeeper", most=MOST_WAIT_S)
-    backoff_max_s: float = 30.0  # longest pause of a slot whose workers die, before the next start
+    backoff_max_s: float = setting(
+        30.0, "longest pause of a slot whose workers die, before the next start"
+    )
 
-    keep_jobs: int = setting(100, "so many ended jobs, the newest, stay in ZooKeeper", least=0)
-    keep_jobs_s: float = 604800.0  # and each so long after its end
+    keep_jobs: int = setting(
+        100,
+        "how many ended jobs, the newest, stay in ZooKeeper; an agent "
+        "[removes](../guides/running.md#zookeeper) the others whose secrets it knows",
+        least=0,
+    )
+    keep_jobs_s: float = setting(604800.0, "how long an ended job stays after its end: a week")
 
-    borrowed_file: str = ""  # a file with the number of slots that the job borrows on this host
-    reclaim_s: float = 30.0  # to give borrowed slots back, unless a request says otherwise
-    leave_within_s: float | None = None  # for the workers of a host to leave, after a signal to
-    # its agent; None: as long as it takes
+    borrowed_file: str = setting(
+        "",
+        "a file that says how many slots of this host the job "
+        "[borrows](../guides/scaling.md#borrowing-idle-slots)",
+    )
+    reclaim_s: float = setting(30.0, "the time to give borrowed slots back, where nobody names one")
+    leave_within_s: float | None = setting(
+        None,
+        "the time for the workers of a host to leave after a signal to its agent; shortly before "
+        "its end a worker that has not left is evicted. None: as long as it takes",
+    )
 
     metrics_port: int | None = setting(
-        None, "where an agent serves the job's metrics; 0: at any port", least=0, most=65535
+        None,
+        "the port at which an agent serves the job's [metrics](metrics.md) on its host's address; "
+        "0: any port, which it prints; none: it serves none",
+        least=0,
+        most=65535,
     )
 
-    # no answer for this long, from a worker in whose ring no step completes and that has left
-    # ZooKeeper: it is frozen, and its agent ends it; three times as long when it has not left
-    frozen_s: float = 10.0
-    suspended_s: float = setting(
-        1.0, "when SIGSTOP suspends a worker so long, its agent kills it; 0: never", least=0
+    frozen_s: float = setting(
+        10.0,
+        "the agent ends a worker that has left ZooKeeper (its session has ended) and has not "
+        "answered for this long since, if others can go on. A worker whose session lives is "
+        "evicted by the leader if it has not answered for three times as long since the leader "
+        "has seen that [no step completes](#time-outs)",
     )
-    stack_signal: int = 40  # SIGRTMIN + 6: a worker writes its stacks; 0: no signal
-    stacks: str = ""  # the file for the stacks; the agent sets it
-    log_file: str = ""  # the file for a worker's output; the agent sets it
-    trained_file: str = ""  # the file that a worker creates when it has trained a step
-    imports_file: str = ""  # the file in which a worker lists what it has imported
-    registers_at_s: float | None = None  # when a worker may register, by the monotonic clock
-    # its training thread draws the numbers that the script's seeds give, as all others do
-    same_random: bool = False
-    log_mb: int = setting(100, "when a worker's log is so long, in MB, a new one begins", least=1)
+    suspended_s: float = setting(
+        1.0,
+        "the agent kills a worker that is suspended (SIGSTOP) for this long, if another worker of "
+        "the ring answers, which waits for it; `0`: never, so that the leader evicts it, after the "
+        "session",
+        least=0,
+    )
+    stack_signal: int = setting(
+        40,
+        "the signal (`SIGRTMIN + 6`) by which the agent, or `edl-worker`, asks a worker that does "
+        "not answer to [write down where its threads "
+        "are](../guides/troubleshooting.md#a-worker-that-does-not-answer); `0`: none",
+    )
+    stacks: str = setting("", "the file for these stacks; the agent sets it")
+    log_file: str = setting("", "the file that the worker's output goes to; the agent sets it")
+    trained_file: str = setting(
+        "", "the file that the worker creates when it has trained a step; the agent sets it"
+    )
+    imports_file: str = setting(
+        "",
+        "the file in which a worker says what it has imported, for the "
+        "[template](../explanation/workers.md#how-a-worker-starts); the agent sets it",
+    )
+    registers_at_s: float | None = setting(
+        None,
+        "when the replacement of a dead worker may register, by the system's monotonic clock: 0.13 "
+        "s after its start, so that the others repair their ring first; the agent sets it",
+    )
+    same_random: bool = setting(
+        False,
+        "the [random numbers](../guides/pytorch.md#random-numbers) of the training thread are the "
+        "same on all workers, as the script seeds them; an argument of `edl.init`",
+    )
+    log_mb: int = setting(
+        100,
+        "when a worker's log has this many MB, the worker begins [a new "
+        "one](../guides/troubleshooting.md#files) and keeps the one before",
+        least=1,
+    )
 
     # What a job that this process starts is asked to be. Its other processes read that from the
     # job's own record, so the environment of a worker carries its identity only.

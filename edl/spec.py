@@ -34,6 +34,7 @@ def setting(
     least: float | None = None,
     most: float | None = None,
     choices: tuple[str, ...] = (),
+    repr: bool = True,
 ) -> Any:
     about = {
         "help": help,
@@ -43,7 +44,7 @@ def setting(
         "most": most,
         "choices": choices,
     }
-    return field(default=default, metadata=about)
+    return field(default=default, repr=repr, metadata=about)
 
 
 def variable(name: str) -> str:

@@ -40,9 +40,11 @@ from edl.cluster.status import (
     SchedHints,
     SchedulerHints,
 )
+from edl.config import Config
 from edl.event_text import EXPLANATIONS
 from edl.events import DETAILS, EventKind
 from edl.host.process import EXIT_CODES, MEANINGS, AgentResult
+from edl.install.horovod_wheel import GPU_ONLY, patches
 from edl.metric import Metric
 from edl.metrics import JOB_METRICS, WORKER_METRICS
 from edl.records import SwitchParts, TrainingStatus
@@ -170,6 +172,37 @@ def settings() -> str:
     """Those of a job, as they are declared."""
     rows = (row(field) for kind in (Sizes, JobSettings) for field in fields(kind))
     return _table(("field", "environment", "default", "meaning"), rows)
+
+
+def process_settings() -> str:
+    """Those of a process, as they are declared."""
+    rows = (row(one) for one in fields(Config) if one.name not in ("sizes", "job_settings"))
+    return _table(("field", "environment", "default", "meaning"), rows)
+
+
+# --- Horovod and decisions
+
+
+def horovod_patches() -> str:
+    """Each patch of Horovod, and what is lost without it."""
+    rows = (
+        (
+            f"`{one.name}`" + (" (only with `--gpu`)" if one.name in GPU_ONLY else ""),
+            one.lost or "nothing once it is built: it is for the build",
+        )
+        for one in patches()
+    )
+    return _table(("patch", "without it"), rows)
+
+
+def decisions() -> str:
+    """Each page of docs/adr, by its title."""
+    titles = (
+        (path.name, path.read_text(encoding="utf-8").partition("\n")[0])
+        for path in sorted((DOCS / "adr").glob("0*.md"))
+    )
+    rows = ((f"[{name[:4]}]({name})", title.partition(": ")[2]) for name, title in titles)
+    return _table(("", "decision"), rows)
 
 
 # --- clusters
@@ -586,8 +619,10 @@ TABLES = {
     "cluster-job": cluster_job,
     "cluster-job-details": cluster_job_details,
     "commands": commands,
+    "decisions": decisions,
     "event-explanations": event_explanations,
     "events": events,
+    "horovod-patches": horovod_patches,
     "job-life": job_life,
     "job-metrics": job_metrics,
     "job-summary": job_summary,
@@ -608,6 +643,7 @@ TABLES = {
     "worker-metrics": worker_metrics,
 }
 
+TABLES["process-settings"] = process_settings
 TABLES["errors"] = lambda: _prose(
     (ast.get_docstring(_tree("edl.errors")) or "").partition("\n\n")[2]
 )

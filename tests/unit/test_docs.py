@@ -6,7 +6,6 @@ import ast
 import gzip
 import inspect
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -22,7 +21,6 @@ from tfrecords import framed
 
 import edl.data
 from edl.client import Cluster, Job
-from edl.config import SETTINGS, Config
 from edl.events import EventKind
 from edl.install import horovod_wheel
 
@@ -107,30 +105,6 @@ def test_no_page_is_longer_than_a_reader_reads(page: Path) -> None:
     """Generated tables do not count."""
     text = re.sub(r"<!-- generated: .*?<!-- end -->", "", TEXTS[page], flags=re.DOTALL)
     assert len(text.split()) <= 2500
-
-
-MACHINE = [one for one in fields(Config) if one.name not in ("sizes", "job_settings")]
-
-
-@pytest.mark.parametrize("field", MACHINE, ids=lambda field: field.name)
-def test_every_setting_stands_in_the_table_with_its_default(field) -> None:
-    variable = f"EDL_{field.name.upper()}"
-    row = re.search(
-        rf"^\| `{field.name}` \| `{variable}` \| (.+?) \| (.+) \|$", ALL, flags=re.MULTILINE
-    )
-    assert row, f"docs/reference/settings.md has no row for the setting {field.name} ({variable})"
-    shown = row[1].strip("`")
-    if isinstance(field.default, bool):
-        assert shown == str(int(field.default))
-    elif isinstance(field.default, int | float):
-        assert float(shown) == field.default
-    elif field.default:
-        assert shown == field.default
-
-
-def test_the_table_has_no_setting_that_does_not_exist() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| `EDL_", ALL, flags=re.MULTILINE)
-    assert sorted(rows) == sorted(SETTINGS)
 
 
 OPTIONS = {
