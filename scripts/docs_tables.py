@@ -223,7 +223,7 @@ def job_life() -> str:
 
 def openapi() -> str:
     """Return the OpenAPI description of the HTTP API, as its file has it."""
-    from edl.api.app import api_app  # FastAPI takes half a second, and no other table needs it
+    from edl.api.server import api_app  # FastAPI takes half a second, and no other table needs it
 
     return f"{json.dumps(api_app().openapi(), indent=2)}\n"
 

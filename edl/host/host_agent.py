@@ -34,7 +34,6 @@ from edl.job.snapshot import Snapshot
 from edl.metric import BUILD_INFO, ZOOKEEPER_CONNECTED, Sample
 from edl.metrics import EventCounts, job_samples, scrape_targets
 from edl.records import Host, Job
-from edl.retention import Retention, outdated
 from edl.spec import variable
 from edl.status import job_line, job_status
 from edl.text import counted, workers
@@ -394,3 +393,35 @@ class LiveLine:
 def agent_display(job: str, screen: Console, quiet: bool = False) -> Display:
     line = LiveLine(job, lambda: screen.width)
     return Display(Output(screen, line.render, shows_workers=not quiet), line.update)
+
+
+# ------------------------------------------------------------
+# Decide which ended jobs are removed from ZooKeeper, where they would otherwise stay for ever.
+#
+# `outdated` names them; `Retention.is_due` says when to look.
+
+
+@dataclass(frozen=True)
+class Retention:
+    """The limits for keeping a user's ended jobs in ZooKeeper; jobs beyond them are removed."""
+
+    jobs: int  # ended ones to keep, the newest first
+    time_s: float  # after a job's end
+
+    def is_due(self, known: int, hourly: bool) -> bool:
+        return hourly or known > self.jobs
+
+
+def outdated(jobs: Iterable[Job], retention: Retention, now_s: float) -> tuple[str, ...]:
+    """Return the names of the ended jobs to remove, the oldest first; `now_s` is since 1970."""
+    ended = sorted((job for job in jobs if job.state.over), key=_ended_at)
+    surplus = len(ended) - retention.jobs
+    return tuple(
+        job.name
+        for number, job in enumerate(ended)
+        if number < surplus or now_s - _ended_at(job) > retention.time_s
+    )
+
+
+def _ended_at(job: Job) -> float:
+    return job.ended or job.created  # nobody may have been left to write it down

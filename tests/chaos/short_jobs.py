@@ -23,10 +23,9 @@ import psutil
 from made import make_job
 
 from edl.events import Event, FinishedDetails
-from edl.host.host_agent import JobGarbageCollector
+from edl.host.host_agent import JobGarbageCollector, Retention
 from edl.job.decision import MembershipDecision
 from edl.records import Generation, Host, JobState, Member, RingMember, Stage
-from edl.retention import Retention
 from edl.zookeeper.access import Access, keep, new_secret
 from edl.zookeeper.local_server import local_status, start_local, stop_local
 from edl.zookeeper.nodes import job_names

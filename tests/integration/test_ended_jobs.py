@@ -11,9 +11,8 @@ from cli_shell import STANDIN, Shell, shell, until
 from made import make_job
 
 from edl.errors import JobExists, UsageError
-from edl.host.host_agent import JobGarbageCollector
+from edl.host.host_agent import JobGarbageCollector, Retention
 from edl.records import Host, JobState
-from edl.retention import Retention
 from edl.zookeeper.access import Access, keep, new_secret
 from edl.zookeeper.nodes import delete_ended, job_names
 from edl.zookeeper.session import Session

@@ -74,8 +74,8 @@ class FakePool:
 
 class Api:
     def __init__(self, pool: FakePool, tls: bool = False) -> None:
-        from edl.api.app import api_app
         from edl.api.requests import RequestAuthenticator
+        from edl.api.server import api_app
 
         self.pool = pool
         self._app = api_app(RequestAuthenticator(SECRET, "lab", tls), pool)  # type: ignore[arg-type]
@@ -318,8 +318,8 @@ class Unreachable(FakeClient):
 
 
 def test_a_question_waits_for_a_thread_only_so_long() -> None:
-    from edl.api.cluster_pool import ClusterPool
     from edl.api.requests import HttpError
+    from edl.api.routes import ClusterPool
 
     made: list[FakeClient] = []
 
@@ -357,7 +357,7 @@ def test_a_question_waits_for_a_thread_only_so_long() -> None:
 
 
 def test_a_client_that_cannot_connect_is_tried_again() -> None:
-    from edl.api.cluster_pool import ClusterPool
+    from edl.api.routes import ClusterPool
 
     clients = [Unreachable(), FakeClient()]
 
@@ -374,10 +374,10 @@ def test_a_client_that_cannot_connect_is_tried_again() -> None:
 
 def test_a_client_that_was_asked_often_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its session keeps the identities of all jobs that it was asked about."""
-    from edl.api import cluster_pool
-    from edl.api.cluster_pool import ClusterPool
+    from edl.api import routes
+    from edl.api.routes import ClusterPool
 
-    monkeypatch.setattr(cluster_pool, "QUESTIONS", 2)
+    monkeypatch.setattr(routes, "QUESTIONS", 2)
     made: list[FakeClient] = []
 
     def connect() -> Any:
@@ -396,7 +396,7 @@ def test_a_client_that_was_asked_often_is_replaced(monkeypatch: pytest.MonkeyPat
 
 def test_a_client_that_zookeeper_did_not_answer_is_replaced() -> None:
     """Its session may have kept the identity of a job, with which nothing can be written."""
-    from edl.api.cluster_pool import ClusterPool
+    from edl.api.routes import ClusterPool
 
     made: list[FakeClient] = []
 

@@ -21,8 +21,8 @@ from shown_job import (
 )
 
 from edl.dashboard.answers import HEADERS, view_token
-from edl.dashboard.app import OneJobPage, dashboard_app
 from edl.dashboard.job_watcher import JobWatcher, PublishedPage, are_events_gone
+from edl.dashboard.server import OneJobPage, dashboard_app
 from edl.dashboard.view.outage import ServerProbe, WorkerReports
 from edl.errors import CoordinationError, UnknownJob
 from edl.events import CheckpointFailedDetails

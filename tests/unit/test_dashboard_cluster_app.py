@@ -17,8 +17,8 @@ from shown_job import ShownStore
 from edl.cluster.client.history_file import HistoryFile
 from edl.cluster.lifecycle import ClusterEventKind
 from edl.dashboard.answers import HEADERS, SecureApplication, view_token
-from edl.dashboard.app import cluster_app
 from edl.dashboard.cluster_watcher import MAX_PAGES, ClusterJobPages, ClusterWatcher
+from edl.dashboard.server import cluster_app
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
 pytestmark = pytest.mark.long  # Starlette takes 0.3 s to import

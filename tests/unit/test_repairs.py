@@ -8,10 +8,9 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from edl.errors import JobFailed, RendezvousFailed, RingBroken, RingError
-from edl.job.ring_failure import MAX_REPAIRS
 from edl.records import Generation, RingMember
 from edl.spec import JobSettings
-from edl.worker.switching import Repairs
+from edl.worker.switching import MAX_REPAIRS, Repairs
 
 LIMIT_S = JobSettings().elastic_timeout_s
 BROKEN, CUT = RingBroken(1, "it fails"), RendezvousFailed(1, "w1 does not answer")

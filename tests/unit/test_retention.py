@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from made import make_job
 
+from edl.host.host_agent import Retention, outdated
 from edl.records import Job, JobState
-from edl.retention import Retention, outdated
 
 NOW = 1_000_000.0
 

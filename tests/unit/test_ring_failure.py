@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edl.job.ring_failure import MAX_CHARS, blamed_rank, short_error
 from edl.records import RingMember
+from edl.worker.switching import MAX_CHARS, blamed_rank, short_error
 
 CLOSED = (
     "Horovod has been shut down: [/x/third_party/gloo/gloo/transport/tcp/pair.cc:603] "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.host.termination_message import AFTER, FOR_TORCHRUN, best, is_noise, is_of_horovod
+from edl.host.output import AFTER, FOR_TORCHRUN, best, is_noise, is_of_horovod
 
 TRACEBACK = """\
 step 4

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Self
 
+from edl.clock import Wakeup
 from edl.cluster.allocate import KeepAllocation
 from edl.cluster.controller.policy_runner import PolicyRunner
 from edl.cluster.controller.tenant_requests import TenantRequests
@@ -51,7 +52,6 @@ from edl.cluster.view import (
     resume_setting,
     status_period_s,
 )
-from edl.cluster.wakeup import Wakeup
 from edl.cluster.writer import (
     MAX_BYTES,
     ClusterWriter,

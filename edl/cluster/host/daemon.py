@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from edl import config
+from edl.clock import Wakeup
 from edl.cluster.host.agents import AgentOptions, HostAgents, StartOfRun
 from edl.cluster.host.logs import LogPlaces, LogServer
 from edl.cluster.host.processes import (
@@ -47,7 +48,6 @@ from edl.cluster.manifest import JobManifest
 from edl.cluster.nodes import check_format, own_version
 from edl.cluster.records import LACKS, SEPARATOR, HostAssignment, HostOffer, tenant_of
 from edl.cluster.store import ClusterStore, HostOwner, HostRegistration
-from edl.cluster.wakeup import Wakeup
 from edl.errors import (
     AccessDenied,
     CoordinationError,
