@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,20 +50,18 @@ from edl.step.engine import (
     RECORDS_REQUEST,
     RESULT_PLACED,
     Allreduce,
-    AllreduceDone,
     Batch,
     BatchStart,
     Event,
+    Instruction,
     ListDepartures,
     LoopEnd,
     PartStart,
     PlaceResult,
     Raise,
-    RecordDone,
     RecordsArrival,
     Repair,
     RepairDone,
-    ResultPlaced,
     RingFault,
     RingPlace,
     StartRecord,
@@ -387,55 +385,41 @@ class StepDriver:
         """Tell the engine of `event`, and carry out its instructions until there is none left."""
         instruction = self.engine.handle(event)
         while instruction is not None:
-            answer = self._CARRY_OUT[type(instruction)](self, instruction)
+            try:
+                answer = self._carry_out(instruction)
+            except RingBroken as error:
+                if not isinstance(instruction, WaitRecords | Allreduce):
+                    raise
+                answer = RingFault(error)
             instruction = self.engine.handle(answer)
 
-    def _start_record(self, _: StartRecord) -> RecordDone:
-        self._ring.start_record()
-        return RECORD_DONE
-
-    def _wait_for_records(self, _: WaitRecords) -> RecordsArrival | RingFault:
-        try:
-            return RecordsArrival(self._ring.wait_for_records())
-        except RingBroken as error:
-            return RingFault(error)
-
-    def _list_departures(self, _: ListDepartures) -> RecordDone:
-        self._ring.list_departures()
-        return RECORD_DONE
-
-    def _raise(self, instruction: Raise) -> NoReturn:
-        raise instruction.error
-
-    def _repair(self, instruction: Repair) -> RepairDone:
-        assert isinstance(instruction.error, RingBroken)
-        done = self._ring.repair(instruction.error)
-        for each in self.reducers:
-            each.forget()
-        return done
-
-    def _allreduce(self, instruction: Allreduce) -> AllreduceDone | RingFault:
-        try:
-            self.reducers[instruction.optimizer].allreduce(instruction.weights, instruction.again)
-            failpoints.reached("averaged")  # where a test may break the ring
-        except RingBroken as error:
-            return RingFault(error)
-        return ALLREDUCE_DONE
-
-    def _place_result(self, instruction: PlaceResult) -> ResultPlaced:
-        self._ring.reduced()
-        self.reducers[instruction.optimizer].place_result(instruction.again)
-        return RESULT_PLACED
-
-    _CARRY_OUT: ClassVar[dict[type, Callable[[Any, Any], Event]]] = {
-        StartRecord: _start_record,
-        WaitRecords: _wait_for_records,
-        ListDepartures: _list_departures,
-        Raise: _raise,
-        Repair: _repair,
-        Allreduce: _allreduce,
-        PlaceResult: _place_result,
-    }
+    def _carry_out(self, instruction: Instruction) -> Event:
+        """Carry out an instruction, and return the answer to it."""
+        match instruction:
+            case StartRecord():
+                self._ring.start_record()
+                return RECORD_DONE
+            case WaitRecords():
+                return RecordsArrival(self._ring.wait_for_records())
+            case ListDepartures():
+                self._ring.list_departures()
+                return RECORD_DONE
+            case Allreduce(optimizer, weights, again):
+                self.reducers[optimizer].allreduce(weights, again)
+                failpoints.reached("averaged")  # where a test may break the ring
+                return ALLREDUCE_DONE
+            case PlaceResult(optimizer, again):
+                self._ring.reduced()
+                self.reducers[optimizer].place_result(again)
+                return RESULT_PLACED
+            case Repair(error):
+                assert isinstance(error, RingBroken)
+                done = self._ring.repair(error)
+                for each in self.reducers:
+                    each.forget()
+                return done
+            case Raise(error):
+                raise error
 
 
 # ------------------------------------------------------------
