@@ -14,20 +14,20 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
+from horovod.common.basics import HorovodBasics
 
 from edl import config, horovod_build
 from edl.errors import ConfigError, RendezvousFailed, RingError
 from edl.http import client
-from edl.job.placement import WorkerTopology
 from edl.records import Generation
 from edl.ring.rendezvous import BULK, rendezvous_environment
-from edl.ring.ring import CollectiveFailed, Collectives, Ring
+from edl.ring.ring import CollectiveFailed, Collectives, Ring, WorkerTopology
 
 # ------------------------------------------------------------
 # Find the connections of the ring from outside Horovod, so that they can be cut on purpose.
@@ -333,3 +333,16 @@ def _interface_for(address: str) -> str:
         ):
             return name
     return address
+
+
+# ------------------------------------------------------------
+# Call Horovod's `init()` for edl (`call_init`); edl's Horovod refuses a script's call.
+
+
+def call_init(init: Callable[[], Any]) -> None:
+    """Call `init`, marked as a call by edl; its exceptions pass through, its result is dropped."""
+    setattr(HorovodBasics, horovod_build.EDL_CALLS, True)
+    try:
+        init()
+    finally:
+        setattr(HorovodBasics, horovod_build.EDL_CALLS, False)

@@ -32,9 +32,8 @@ import numpy.typing as npt
 
 from edl.clock import SYSTEM, Clock
 from edl.errors import RendezvousFailed, UsageError
-from edl.job.placement import WorkerTopology
 from edl.records import Generation
-from edl.ring.ring import CollectiveFailed, Ring
+from edl.ring.ring import CollectiveFailed, Ring, WorkerTopology
 
 Array = npt.NDArray[Any]
 GLOO_TIMEOUT_S = 30.0  # as Gloo's own (HOROVOD_GLOO_TIMEOUT_SECONDS)

@@ -32,11 +32,11 @@ from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.eager import context
 
 from edl.binding import replica
-from edl.binding.api import call_init
 from edl.binding.reduction import broadcast_message, classify_error
 from edl.binding.replica import Reference, transfers
 from edl.errors import UsageError
 from edl.job.stall import FOR_GRADIENTS
+from edl.ring.gloo import call_init
 from edl.ring.ring import CollectiveFailed
 from edl.step.record import Table
 from edl.tensorflow.variables import Array, bytes_of, dtype_of, tensor_array_of

@@ -14,11 +14,11 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
 
 from edl.binding import process
-from edl.binding.api import call_init
 from edl.binding.reduction import broadcast_message, classify_error
 from edl.errors import UsageError
 from edl.horovod_build import SLEEPING, applied
 from edl.job.stall import FOR_GRADIENTS
+from edl.ring.gloo import call_init
 from edl.ring.ring import CollectiveFailed
 from edl.step.record import Table
 from edl.text import counted

@@ -153,6 +153,9 @@ def listen(optimizer: torch.optim.Optimizer, reduction: GradientReduction) -> No
             between = reduction.accumulation.is_between_microbatches
             options = option_numbers(optimizer) if between else None
         stepping = hooked
+        if len(arguments) < 2 and not named:  # no closure
+            begin()
+            return None
         return after_closure(arguments, named, begin)
 
     def after(hooked: torch.optim.Optimizer, *_: Any) -> None:

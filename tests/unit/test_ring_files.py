@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edl.errors import ConfigError
-from edl.job.placement import WorkerTopology
 from edl.ring.gloo import GlooConnection, files_of_ring, refuse_other_libraries
+from edl.ring.ring import WorkerTopology
 
 USER = {"HOROVOD_TIMELINE": "/logs/timeline.json", "HOROVOD_AUTOTUNE_LOG": "tuning"}
 
