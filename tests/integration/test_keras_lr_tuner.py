@@ -136,8 +136,8 @@ for _ in ds.epochs(1):
 """
 
 RIGHT_USES = {
-    "an evaluation leaves no trace": (NO_TRACE, ""),
-    "it is the loss with other learning rates": (OTHER_RATES, ""),
+    "an evaluation leaves no trace": NO_TRACE,
+    "it is the loss with other learning rates": OTHER_RATES,
     # As in unit/test_torch_lr_tuner.py: 0.1 of the rate that is given, so 3.6, 3.24, 2.916; the
     # second update is evaluated in the third, without it, with half, all and four times of it.
     "a bowl": (
@@ -153,17 +153,14 @@ state = tuner.state_dict()
 tuner.load_state_dict(json.loads(json.dumps(state)))
 assert tuner.state_dict() == state
 is_refused("create it before the first batch", lambda: edl.LRTuner(opt, total=9))
-""",
-        "",
+"""
     ),
     "a momentum holds the rate": (
         "given, samples, total, momentum = 0.1, 400, 400, 0.5"
         + BOWL
-        + "assert len(set(rates)) > 5 and max(rates) > 0.03 and rates[-1] == 0.0, rates",
-        "",
+        + "assert len(set(rates)) > 5 and max(rates) > 0.03 and rates[-1] == 0.0, rates"
     ),
-    "fit takes each batch once, and traces its step once": (
-        """
+    "fit takes each batch once, and traces its step once": """
 policy.SETTLE = 2
 edl.init()
 x = np.arange(40, dtype=np.float32)[:, None]
@@ -189,10 +186,7 @@ model.fit(ds, epochs=4, verbose=0, callbacks=[tuner, Ticks(), edl.KerasCallback(
 assert float(seen) == 4 * x.sum() and len(traces) == 1, (float(seen), traces)
 assert tuner.reason != "nothing is measured yet" and float(opt.learning_rate) == 0.0, tuner.reason
 """,
-        "",
-    ),
-    "fit with float16, XLA, regularisation and weights of samples": (
-        """
+    "fit with float16, XLA, regularisation and weights of samples": """
 policy.SETTLE = 2
 keras.mixed_precision.set_global_policy("mixed_float16")
 edl.init()
@@ -206,10 +200,7 @@ ds = edl.Dataset((x, x, x[:, 0]), 8)
 model.fit(ds, epochs=2, verbose=0, callbacks=[edl.KerasCallback(), tuner, Ticks()])
 assert tuner.state_dict()["decided_at"] > 0 and float(opt.learning_rate) == 0.0, tuner.reason
 """,
-        "",
-    ),
-    "fit on batches that are ragged, and cannot be made up": (
-        """
+    "fit on batches that are ragged, and cannot be made up": """
 policy.SETTLE = 2
 edl.init()
 x = np.ones((40, 2), np.float32)
@@ -231,12 +222,9 @@ model.compile(opt)
 model.fit(ds, epochs=4, verbose=0, callbacks=[tuner, Ticks(), edl.KerasCallback()])
 assert tuner.reason != "nothing is measured yet", tuner.reason
 """,
-        "",
-    ),
     # Measured: 0.033 and 0.095 by hand; 0.008 and 0.071 tuned, and from 10 times too high 0.003 and
     # 0.072; 0.027 of the time.
-    "from 10 times too low it comes near a hand-tuned one": (
-        f"""
+    "from 10 times too low it comes near a hand-tuned one": f"""
 table = np.loadtxt({str(DIGITS)!r}, delimiter=",", dtype=np.float32)
 images, labels = table[:, :64] / 16, table[:, 64].astype(np.int64)
 held_out = np.arange(len(labels)) % 6 == 0
@@ -279,8 +267,6 @@ found = (by_hand, by_hand_held_out, loss, loss_held_out, share, tuners[0].reason
 assert loss < by_hand + 0.02 and loss_held_out < by_hand_held_out + 0.03, found
 assert 0.02 < share < 0.0325, found
 """,
-        "",
-    ),
 }
 
 FIT = """

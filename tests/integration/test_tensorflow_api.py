@@ -798,8 +798,7 @@ numbered(lambda mine: [mine, np.array([2.0, 0.0]).tobytes()], 1, np.zeros(1))
 
 
 RIGHT_USES = {
-    "synchronized batch normalisation as in one process": (
-        """
+    "synchronized batch normalisation as in one process": """
 import threading
 from edl.tensorflow import batch_norm as pass_exchange
 edl.init(); type(edl.current_worker()._coordinator).is_shared = True
@@ -895,10 +894,7 @@ here.worker = each[0]
 found = layer(np.ones((4, 3)), training=True)
 assert np.all(layer.moving_mean == 0.0) and np.all(layer.moving_variance == 1.0)
 """,
-        "",
-    ),
-    "synchronized batch normalisation where nobody else is": (
-        """
+    "synchronized batch normalisation where nobody else is": """
 edl.init(); type(edl.current_worker()._coordinator).is_shared = True
 x = np.random.default_rng(0).normal(size=(8, 5, 3)).astype(np.float32)
 mask = np.arange(5) < np.arange(8)[:, None]
@@ -930,10 +926,7 @@ for _ in ds.epochs(1):
         opt.apply_gradients(zip(
             tape.gradient(loss, model.trainable_variables), model.trainable_variables))
 """,
-        "",
-    ),
-    "what a callback remembers of the fit before": (
-        """
+    "what a callback remembers of the fit before": """
 from edl.tensorflow import training
 class Best(keras.callbacks.Callback):
     def __init__(self): super().__init__(); self.best, self.fits = None, 0
@@ -947,10 +940,7 @@ first = remembered()
 assert first == {"best": best.best, "fits": 1} and best.best is not None
 assert remembered() == {"best": best.best, "fits": 2}, "a newcomer has seen no fit before"
 """,
-        "",
-    ),
-    "numbers of a fit that JSON does not know, which newcomers and checkpoints get": (
-        """
+    "numbers of a fit that JSON does not know, which newcomers and checkpoints get": """
 import datetime, json
 edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
 odd = {"on": datetime.date(2026, 11, 21), "b": b"x", "uneven": [[1], [1, 2]], "n": np.ones(2),
@@ -962,10 +952,7 @@ del sent["history"]["loss"]
 assert sent["history"] == {"on": ["2026-11-21"], "b": ["b'x'"], "uneven": [[[1], [1, 2]]],
     "n": [[1.0, 1.0]], "half": [0.5]}, sent
 """,
-        "",
-    ),
-    "fits that follow each other, with another optimizer and more to train": (
-        """
+    "fits that follow each other, with another optimizer and more to train": """
 class Seen(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         loader = edl.current_worker().loader
@@ -1011,10 +998,7 @@ loader = edl.current_worker().loader
 assert loader.progress.untrained == 0 and loader.epoch == 8, loader.epoch
 assert [fit.until for fit in loader.progress.fits] == [2, 4, 5, 6, 7, 8]
 """,
-        "",
-    ),
-    "a fit that closes its last batch before it waits for the others": (
-        """
+    "a fit that closes its last batch before it waits for the others": """
 from edl.tensorflow import fit
 from edl.tensorflow.keras_callbacks import EpochMetrics
 order, close, combine = [], fit.end_batch, EpochMetrics.combine
@@ -1024,10 +1008,7 @@ edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
 model.fit(ds, epochs=1, callbacks=[edl.KerasCallback()], shuffle=False, verbose=0)
 assert order[:2] == ["closed", "combined"], order
 """,
-        "",
-    ),
-    "all metrics of Keras over the samples of all workers": (
-        """
+    "all metrics of Keras over the samples of all workers": """
 import inspect
 from types import SimpleNamespace
 from edl.tensorflow.keras_callbacks import is_additive
@@ -1083,10 +1064,7 @@ model.compile(model.optimizer, "mse", metrics=[Sum(name="s")])
 history = model.fit(ds, epochs=1, callbacks=[edl_callback, Padded()], shuffle=False, verbose=0)
 assert history.history["s"] == [4.0], history.history
 """,
-        "",
-    ),
-    "own metrics that are sums, and one that is none": (
-        """
+    "own metrics that are sums, and one that is none": """
 import logging
 from types import SimpleNamespace
 from edl.tensorflow.keras_callbacks import is_additive
@@ -1182,10 +1160,7 @@ for kind, expected in ((Largest, 5.0), (Several, {"a": 5.0, "b": [5.0, 10.0]})):
     assert float(metric.result() if kind is Largest else metric.result()["a"]) == 8.0
 assert len(said) == 2 and "the state of the metric top may be no sum" in said[0], said
 """,
-        "",
-    ),
-    "the job's numbers after each update of a loop": (
-        """
+    "the job's numbers after each update of a loop": """
 edl.init(); ds = edl.Dataset(data, 4); net = network(); opt = edl.Optimizer(sgd, net)
 for x, y in (batch for _ in ds.epochs(1) for batch in ds):
     with edl.DistributedGradientTape(tf.GradientTape()) as tape: loss = tf.reduce_mean(net(x))
@@ -1194,10 +1169,7 @@ for x, y in (batch for _ in ds.epochs(1) for batch in ds):
     logged = edl.log({"loss": loss}, print)["loss"]
     assert {edl.gather(loss)[0], edl.sum(loss).item(), edl.mean(loss), logged} == {float(loss)}
 """,
-        "",
-    ),
-    "a metric that a batch for padding makes": (
-        """
+    "a metric that a batch for padding makes": """
 from types import SimpleNamespace
 from edl.tensorflow.keras_callbacks import EpochMetrics
 made = [keras.metrics.Sum() for _ in range(3)]; made[0].update_state(1.0); made[2].update_state(5.0)
@@ -1208,10 +1180,7 @@ late.update_state(np.eye(3), np.eye(3)); made[0].update_state(9.0); metrics.end_
 assert (float(made[0].result()), float(made[2].result())) == (1.0, 5.0)
 assert not np.any(late.true_positives)
 """,
-        "",
-    ),
-    "sums of types that NumPy does not know": (
-        """
+    "sums of types that NumPy does not know": """
 from types import SimpleNamespace
 from edl.binding import reduction as gathering
 two = SimpleNamespace(exchange_bytes=lambda mine: [mine, mine])
@@ -1220,10 +1189,7 @@ half = edl.sum(tf.constant([0.5, 1.5], tf.bfloat16))
 assert str(half.dtype) == "bfloat16" and half.tolist() == [1.0, 3.0], half
 assert edl.sum(np.array([1 + 2j])).tolist() == [2 + 4j]
 """,
-        "",
-    ),
-    "a local source of Horovod's tape, and the same layer alone": (
-        """
+    "a local source of Horovod's tape, and the same layer alone": """
 edl.init(); layer = keras.layers.Dense(1); layer.build((None, 1))
 layer.kernel.assign([[3.0]])
 with tf.GradientTape() as plain: loss = tf.reduce_sum(layer(data[0]) ** 2)
@@ -1241,10 +1207,7 @@ x = np.arange(8, dtype=np.float32)[:, None]
 synchronized, local = (keras.layers.BatchNormalization(synchronized=each) for each in (True, False))
 assert np.allclose(synchronized(x, training=True), local(x, training=True), atol=1e-5)
 """,
-        "",
-    ),
-    "losses that are no mean over the samples": (
-        """
+    "losses that are no mean over the samples": """
 import logging
 from types import SimpleNamespace
 from edl.tensorflow import training
@@ -1301,10 +1264,7 @@ def gradient(rows):
 whole = gradient([0, 1]); shared = (gradient([0]) + gradient([1])) / 2
 assert np.allclose(whole, shared), (whole, shared)
 """,
-        "",
-    ),
-    "random numbers, which are each worker's own": (
-        """
+    "random numbers, which are each worker's own": """
 from types import SimpleNamespace
 from edl.worker.progress import Receive
 from edl.binding.loop import RandomNumbers
@@ -1350,10 +1310,7 @@ def mapped(worker):
 two, again = SimpleNamespace(**{**vars(one), "rank": 2}), mapped(one)
 assert mapped(two) != again == mapped(one)
 """,
-        "",
-    ),
-    "columns of many kinds": (
-        """
+    "columns of many kinds": """
 from edl.tensorflow.source import LazyColumn
 from edl.tensorflow.source import reader_of
 class Series:  # of pandas, whose [i] is by label
@@ -1402,8 +1359,6 @@ rows = reader_of(table)[1](At)  # TensorFlow uses the memory of the batch, witho
 seen = tf.function(lambda: tf.numpy_function(lambda: rows, [], tf.float64))()
 assert np.shares_memory(rows, np.asarray(seen))
 """,
-        "",
-    ),
     "whole numbers among fractions, in samples": (
         LOOP.replace("data, 4", "[(0.5, b'a'), (1, b'b'), (np.float32(2), 'c')], 1")
         + """
@@ -1411,8 +1366,7 @@ found = []
 for _ in ds.epochs(1):
     for x, name in ds: found.append((x.dtype, *x.numpy(), *name.numpy())); apply()
 assert found == [(tf.float64, 0.5, b"a"), (tf.float64, 1, b"b"), (tf.float64, 2, b"c")], found
-""",
-        "",
+"""
     ),
     "whole numbers among fractions, in a list of labels": (
         LOOP.replace("data, 4", "([5, 6, 7], [[0, 1], [1, 0], np.array([0.9, 0.1], 'f4')]), 1")
@@ -1422,11 +1376,9 @@ for _ in ds.epochs(1):
     for _, soft in ds: found.append((soft.dtype, *soft.numpy()[0])); apply()
 last = tf.float64, *np.float32([0.9, 0.1])
 assert found == [(tf.float64, 0, 1), (tf.float64, 1, 0), last], found
-""",
-        "",
+"""
     ),
-    "types of later batches": (
-        """
+    "types of later batches": """
 from edl.errors import DataError
 from edl.tensorflow.source import cast_like, signature_of
 spec = signature_of({"n": np.int8([1]), "s": (np.array(["a"], object),)})
@@ -1440,10 +1392,7 @@ try: cast_like({"n": np.int8([1]), "s": ()}, spec)
 except DataError: pass
 else: raise AssertionError("a part is missing")
 """,
-        "",
-    ),
-    "samples of different lengths, padded by a collate function": (
-        """
+    "samples of different lengths, padded by a collate function": """
 words = [[1] * (n % 3 + 1) for n in range(8)]
 def pad(samples):
     longest = max(len(each) for each, _ in samples)
@@ -1459,8 +1408,6 @@ model = Counts(); model.compile(edl.Optimizer(sgd), "mse")
 model.fit(ds, epochs=2, verbose=0, callbacks=[edl.KerasCallback()])
 assert edl.step() == 6
 """,
-        "",
-    ),
     "a loop by steps, and one by the count of the job": (
         LOOP
         + """
@@ -1470,8 +1417,7 @@ for x, y in ds.steps(3):
     before = edl.step(); apply(); seen.append((before, edl.step()))
 assert seen == [(0, 1), (1, 2), (2, 3)], seen
 assert edl.current_worker().finished
-""",
-        "",
+"""
     ),
     "epochs until so many steps are made, with a tape of the job's": (
         LOOP
@@ -1485,19 +1431,15 @@ made = 0
 for epoch in ds.epochs(9, max_steps=3):
     for _ in ds: tape_step(); made += 1
 assert (made, edl.step(), epoch) == (3, 3, 1), (made, edl.step(), epoch)
-""",
-        "",
+"""
     ),
-    "a fit by steps": (
-        """
+    "a fit by steps": """
 edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
 history = model.fit(ds, epochs=9, callbacks=[edl.KerasCallback(max_steps=3)], verbose=0)
 assert (edl.step(), len(history.history["loss"])) == (3, 2), history.history
 progress = edl.current_worker().loader.progress
 assert progress.untrained == progress.epoch_progress["left"] == 0
 """,
-        "",
-    ),
     "an iterator kept over epochs, arrays of NumPy, an order-preserving apply, a distribution": (
         LOOP
         + """
@@ -1512,11 +1454,9 @@ for epoch in ds.epochs(4):
         kept = iter(ds)
         next(kept); apply(); next(kept); apply()
 assert edl.step() == 8
-""",
-        "",
+"""
     ),
-    "callbacks of a worker that has joined after seven batches": (
-        """
+    "callbacks of a worker that has joined after seven batches": """
 from edl.step.source import UpdateOrder
 from edl.tensorflow import training
 seen = []
@@ -1531,10 +1471,7 @@ edl.init(); ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))
 model.fit(ds, epochs=2, callbacks=[Look(), edl.KerasCallback()], shuffle=False, verbose=0)
 assert seen == [(number, number) for number in (7, 7, 8, 8, 0, 0, 1, 1)], seen
 """,
-        "",
-    ),
-    "a model that build() leaves without variables, an optimizer by its name": (
-        """
+    "a model that build() leaves without variables, an optimizer by its name": """
 class Half(keras.Model):
     def __init__(self):
         super().__init__()
@@ -1549,19 +1486,15 @@ look = keras.callbacks.LambdaCallback(
 model.fit(ds, callbacks=[edl.KerasCallback(), look], shuffle=False, verbose=0)
 assert before[0] == 2, before
 """,
-        "",
-    ),
     "a model without call(), and samples in a dict": (
         NO_CALL.replace("LAYERS", "keras.Input((1,)), keras.layers.Dense(1)")
         + """
 before = model.coder.get_weights()[0]
 assert len(model.fit(ds, epochs=2, **quietly).history["loss"]) == 2
 assert edl.step() == 4 and (model.coder.get_weights()[0] != before).all()
-""",
-        "",
+"""
     ),
-    "models that fit builds": (
-        """
+    "models that fit builds": """
 from types import SimpleNamespace
 from edl.tensorflow.training import build_model
 class Normed(keras.Model):
@@ -1595,24 +1528,19 @@ assert len(model.variables) == 4 and model(np.zeros((2, 7, 1))).shape == (2, 1)
 assert len(built(Eager(), (1,), (1,)).variables) == 2
 assert not built(OfDict()).built and len(built(OfDict()).variables) == 6
 """,
-        "",
-    ),
     "a variable beside the model that the optimizer was built for": (
-        BESIDE + "opt.build(trained)\n" + SHARES,
-        "",
+        BESIDE + "opt.build(trained)\n" + SHARES
     ),
     "a variable beside one of two models that its optimizer was built for": (
         BESIDE_TWO.replace("for _ in", "opts[0].build(trained)\nfor _ in", 1)
         + "f()\n"
         + "assert float(scale[0]) != 1.0\n"
-        + 'assert "scale:0" in edl.current_worker().replica.variables()["model"]',
-        "",
+        + 'assert "scale:0" in edl.current_worker().replica.variables()["model"]'
     ),
     "a variable beside the model, in the list that edl got, in a function": (
         BESIDE.replace("(0.1), model)", "(0.1), [*model.variables, scale])")
         + "apply = tf.function(apply)\n"
-        + SHARES,
-        "",
+        + SHARES
     ),
     "an average of the network in the model that fit trains, after a missed update": (
         AVERAGED
@@ -1621,8 +1549,7 @@ model.compile(edl.Optimizer(keras.optimizers.Adam(0.1)))
 model.fit(ds, callbacks=[edl.KerasCallback()], shuffle=False, verbose=0)
 assert len(model.optimizer._trainable_variables) == 4, "of the average, too, on each worker"
 missed(model.net, model.average)
-""",
-        "",
+"""
     ),
     "an average of the network in the model of a loop, after a missed update": (
         AVERAGED
@@ -1633,8 +1560,7 @@ for epoch in ds.epochs(2):
     for batch in ds: train["eager" if epoch else "function"](batch)
 assert len(opt._trainable_variables) == 4, "edl has built it for the average, too"
 missed(model.net, model.average)
-""",
-        "",
+"""
     ),
     "averages that the optimizer puts in the place of weights, after a missed update": (
         AVERAGED
@@ -1643,8 +1569,7 @@ averaging = keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3)
 model.compile(edl.Optimizer(averaging))
 model.fit(ds, callbacks=[edl.KerasCallback()], shuffle=False, verbose=0)
 missed(model, None)
-""",
-        "",
+"""
     ),
     "two optimizers with clipped gradients of the job": (
         TWO
@@ -1661,11 +1586,9 @@ assert edl.step() == 4 and [int(opt.iterations) for opt in opts] == [2, 2]
 for model, weights in zip(models, before):
     change = np.abs(model.trainable_variables[0].numpy() - weights).max()
     assert 0 < change < 2 * 0.1 * 0.1 + 1e-6, change
-""",
-        "",
+"""
     ),
-    "loop without naming the model": (
-        """
+    "loop without naming the model": """
 edl.init(); ds = edl.Dataset(data, 4); opt = edl.Optimizer(sgd); model = network()
 for epoch in ds.epochs(2):
     for x, y in ds:
@@ -1676,10 +1599,7 @@ assert edl.step() == 4 and int(sgd.iterations) == 4
 shared = edl.current_worker().replica.variables()["model"]
 assert [v.shape for v in shared.values()] == [v.shape for v in model.variables], shared.keys()
 """,
-        "",
-    ),
-    "variables made of one value, in a graph": (
-        """
+    "variables made of one value, in a graph": """
 graph()
 from edl.tensorflow.variables import SessionAccess
 zeros = tf.zeros(3)
@@ -1690,10 +1610,7 @@ with tf.compat.v1.Session() as session:
     access.write([(variable, np.full(3, n, np.float32)) for n, variable in enumerate(made, 1)])
     assert [value[0] for value in access.read(made)] == [1, 2, 3]
 """,
-        "",
-    ),
-    "the groups of an elastic state, in a graph": (
-        """
+    "the groups of an elastic state, in a graph": """
 graph()
 from edl.step.state_check import StateGroup
 from edl.tensorflow.elastic import TensorFlowState
@@ -1705,10 +1622,7 @@ with tf.compat.v1.Session() as session:
 assert sum(map(bool, found)) == 8, found  # TensorFlow prepares the graph for each list of fetches
 assert len(set().union(*found)) == 31, found  # with the one of graph()
 """,
-        "",
-    ),
-    "what a newcomer rehearses, in a graph": (
-        """
+    "what a newcomer rehearses, in a graph": """
 tf.compat.v1.disable_eager_execution()
 x, y = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
 edl.init(); batches = edl.elastic_shard_generator((x, y), 4)
@@ -1746,10 +1660,7 @@ assert called.index("replica.rehearse") < called.index("steps.enter"), called
 assert set(ran) == rehearsed and len(ran) == 3, (ran, rehearsed)
 assert all(np.array_equal(before["model"][n], after["model"][n]) for n in before["model"])
 """,
-        "",
-    ),
-    "weights of a checkpoint, without a job": (
-        """
+    "weights of a checkpoint, without a job": """
 edl.init(); saved = tempfile.mkdtemp(); edl.checkpoint(saved)
 ds = edl.Dataset(data, 4); model = network(); opt = edl.Optimizer(sgd, model)
 for epoch in ds.epochs(1):
@@ -1780,10 +1691,7 @@ for wrong, said in (
     else:
         raise SystemExit(f"not refused: {said}")
 """,
-        "",
-    ),
-    "weights that a callback restores at the end of a fit are in its checkpoint": (
-        """
+    "weights that a callback restores at the end of a fit are in its checkpoint": """
 from edl.worker import activity
 class Slow(keras.callbacks.Callback):
     def on_train_end(self, logs=None): works.extend(look() for look in activity._works)
@@ -1799,10 +1707,7 @@ model.set_weights([np.full_like(each, 7) for each in restored])
 edl.load_weights(saved, model)
 assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), restored)), restored
 """,
-        "",
-    ),
-    "a fit that a callback has stopped is over when the job is resumed": (
-        """
+    "a fit that a callback has stopped is over when the job is resumed": """
 import os
 saved = tempfile.mkdtemp()
 def fit(stops):
@@ -1827,10 +1732,7 @@ for stops, steps in (("on_epoch_end", 4), ("on_train_batch_end", 2)):
         assert edl.step() == steps + 4 and loader.epoch == 1; os._exit(0)
     assert os.wait()[1] == 0, stops
 """,
-        "",
-    ),
-    "a ModelCheckpoint of two fits, in which the successor of rank 0 saves": (
-        """
+    "a ModelCheckpoint of two fits, in which the successor of rank 0 saves": """
 import os
 from types import SimpleNamespace
 from edl.tensorflow.keras_callbacks import Saver
@@ -1845,18 +1747,13 @@ for fit in (1, 2):
     worker.rank = 0; saver.met(written=False)
     assert os.path.exists(f"{folder}/{fit}.keras"), fit
 """,
-        "",
-    ),
-    "each callback of Keras stands in the table": (
-        """
+    "each callback of Keras stands in the table": """
 import os
 page = open(os.path.join(os.path.dirname(edl.__file__), "../../docs/guides/tensorflow.md")).read()
 table = page.partition("| callback | in a job |")[2].partition("\\n\\n")[0]
 public = [name for name in dir(keras.callbacks) if name[0].isupper()]
 assert not [name for name in public if f"`{name}`" not in table], table
 """,
-        "",
-    ),
     "clipped means: eager, in a function, in two functions": (
         LOOP
         + CLIP
@@ -1880,8 +1777,7 @@ for _ in ds.epochs(4):
         moved = before - model.trainable_variables[1].numpy()
         assert 0 < moved[0] < 0.1 * 0.1, (edl.step(), moved)
 assert edl.step() == 8 and int(sgd.iterations) == 8
-""",
-        "",
+"""
     ),
     "a step that is skipped": (
         LOOP
@@ -1893,11 +1789,9 @@ for _ in ds.epochs(1):
         gradients = edl.DistributedGradientTape(tape).gradient(loss, {"a": weights})["a"]
         if edl.step() == 1: opt.apply_gradients(zip(gradients, weights))
 assert edl.step() == 2 and int(sgd.iterations) == 1
-""",
-        "",
+"""
     ),
-    "two losses in a graph, one of them clipped": (
-        """
+    "two losses in a graph, one of them clipped": """
 opt, w = graph()
 x = tf.compat.v1.placeholder(tf.float32, (None, 1))
 loss = tf.reduce_mean(w * x)
@@ -1915,10 +1809,7 @@ with edl.Session() as s:
         expected -= min(mean, 0.5) if step is clips else mean
     assert abs(s.run(w) - expected) < 1e-5, (s.run(w), expected)
 """,
-        "",
-    ),
-    "samples of many kinds": (
-        """
+    "samples of many kinds": """
 edl.init()
 samples = [{"id": n, "raw": bytes([n, 0]), "pair": (float(n), [n, n])} for n in range(3)]
 ds = edl.Dataset(samples, 2)
@@ -1935,10 +1826,7 @@ assert seen == [
     {"id": [2], "raw": [b"\\2\\0"], "pair": ([2.0], [[2, 2]])},
 ], seen
 """,
-        "",
-    ),
-    "feeds": (
-        """
+    "feeds": """
 opt, w = graph()
 x = tf.compat.v1.placeholder(tf.float32, (None, 1))
 train = opt.minimize(tf.reduce_mean(w * x))
@@ -1950,10 +1838,7 @@ with edl.Session() as s:
     assert edl.step() == 6
     assert abs(s.run(w) + 2 * 3 * data[0].mean()) < 1e-5
 """,
-        "",
-    ),
-    "plain session": (
-        """
+    "plain session": """
 opt, w = graph()
 generator = edl.elastic_shard_generator(data[0], batch_size=4, epochs=3)
 ds = tf.data.Dataset.from_generator(generator, output_signature=tf.TensorSpec((None, 1)))
@@ -1970,8 +1855,6 @@ with tf.compat.v1.Session() as s:
     assert edl.step() == 6
     assert abs(s.run(w) + 2 * 3 * data[0].mean()) < 1e-5
 """,
-        "",
-    ),
     "loop that is left and taken up again": (
         LOOP.replace("data, 4", "data, 1")
         + """
@@ -1983,8 +1866,7 @@ for epoch in ds.epochs(2):
             apply()
             if part == 0 and len(seen) % 8 == 3: break
 assert sorted(seen) == sorted([*range(8)] * 2) and edl.step() == 16, seen
-""",
-        "",
+"""
     ),
     "damaged data, slow, caught in a loop": (
         DAMAGED
@@ -1998,8 +1880,7 @@ except DataError:
     assert edl.step() == 1
 else:
     raise AssertionError("the whole epoch was read")
-""",
-        "",
+"""
     ),
     "damaged data, slow, caught in a session": (
         DAMAGED
@@ -2013,11 +1894,9 @@ with edl.Session() as s:
         assert edl.step() == 5
     else:
         raise AssertionError("the whole epoch was read")
-""",
-        "",
+"""
     ),
-    "hook": (
-        """
+    "hook": """
 opt, w = graph()
 generator = edl.elastic_shard_generator(data[0], batch_size=4, epochs=3)
 ds = tf.data.Dataset.from_generator(generator, output_signature=tf.TensorSpec((None, 1)))
@@ -2030,8 +1909,6 @@ with tf.compat.v1.train.MonitoredTrainingSession(hooks=[edl.SessionHook()]) as s
         s.run(train)
 assert edl.step() == 6
 """,
-        "",
-    ),
     "a hook that stops the session": (
         STOPPED
         + """
@@ -2040,8 +1917,7 @@ hooks = [edl.SessionHook(), v1.StopAtStepHook(last_step=4)]
 with v1.MonitoredTrainingSession(hooks=hooks) as s:
     while not s.should_stop(): s.run(train)
 assert edl.step() == 4 and saved() == [0, 4], saved()
-""",
-        "",
+"""
     ),
     "a break out of a session": (
         STOPPED
@@ -2051,8 +1927,7 @@ with edl.Session() as s:
         s.run(train); edl.notify_batch_end()
         if edl.step() == 4: break
 assert saved() == [0, 4], saved()
-""",
-        "",
+"""
     ),
     "an error that leaves a session, and is caught": (
         STOPPED
@@ -2066,8 +1941,7 @@ except ValueError:
     pass
 edl.current_worker().finishing.script_ended()
 assert saved() == [0, 4], saved()
-""",
-        "",
+"""
     ),
     "a variable in a tf.train.Checkpoint beside the model": (
         LOOP
@@ -2087,8 +1961,7 @@ assert step.numpy() == 3
 del state["model"][name]  # of a job that saved before edl knew it
 replica.load(state, Receive.ALL)
 assert step.numpy() == 3 and not replica.buffers(), replica.buffers()
-""",
-        "",
+"""
     ),
     "fit with nothing but edl's callback, which is no list": (
         FIT
@@ -2096,8 +1969,7 @@ assert step.numpy() == 3 and not replica.buffers(), replica.buffers()
 quietly["epochs"] = 3
 assert model.fit(ds, callbacks=edl.KerasCallback(), **quietly).epoch == [0, 1, 2]
 assert edl.step() == 6
-""",
-        "",
+"""
     ),
     "fit that is stopped in the midst of an epoch": (
         FIT.replace("data, 4", "data, 1")
@@ -2107,11 +1979,9 @@ class Stop(keras.callbacks.Callback):
         self.model.stop_training = batch == 2
 model.fit(ds, callbacks=[Stop(), edl.KerasCallback()], **quietly)
 assert edl.step() == 4
-""",
-        "",
+"""
     ),
-    "what workers exchange at the end of an epoch": (
-        """
+    "what workers exchange at the end of an epoch": """
 from edl.errors import UsageError
 from edl.tensorflow.keras_callbacks import Met, end_row, job_metrics, met, metrics_row
 rows = [metrics_row(w, n, {"loss": x}) for w, n, x in ((4, 30, 1.0), (0, 10, 5.0), (2, 0, np.nan))]
@@ -2129,10 +1999,7 @@ assert met([end_row(4, True, False), end_row(0, True, False)]) == Met(
     "w0 and w4 want to stop training", False
 )
 """,
-        "",
-    ),
-    "what callbacks remember": (
-        """
+    "what callbacks remember": """
 from collections import Counter, deque
 from edl.tensorflow.keras_callbacks import CallbackStates, _Memory
 from edl.tensorflow.keras_callbacks import NoData, value_fingerprint, restored_value, taken
@@ -2191,10 +2058,7 @@ stops[1].monitor_op = keras.ops.less
 second.load(first.state())
 assert stops[1].min_delta == -0.5
 """,
-        "",
-    ),
-    "rates by samples": (
-        """
+    "rates by samples": """
 edl.init()
 total = 8 * 3
 knee = edl.schedules.Knee(peak_lr=0.5, warmup=8, explore=8, total=total)
@@ -2224,10 +2088,7 @@ from keras import saving
 again = saving.deserialize_keras_object(saving.serialize_keras_object(rate))
 assert again.schedule == knee, again.schedule
 """,
-        "",
-    ),
-    "rates by the global batch": (
-        """
+    "rates by the global batch": """
 from edl import errors as edl_errors
 edl.init()
 w = tf.Variable(0.0)
@@ -2262,10 +2123,7 @@ for odd, said in (
     else:
         raise AssertionError(said)
 """,
-        "",
-    ),
-    "the momentum of a job that was resumed with another batch": (
-        """
+    "the momentum of a job that was resumed with another batch": """
 edl.init()
 w = tf.Variable(0.0)
 ds = edl.Dataset(data, 2)
@@ -2286,10 +2144,7 @@ expected = [-8.0 * 0.5 * 2 / 4 - 0.5 * 2]  # only the first update changes the r
 for _ in momenta[1:]: expected.append(expected[-1] * 0.5 - 0.5 * 2)
 assert np.allclose(momenta, expected), (momenta, expected)
 """,
-        "",
-    ),
-    "rates by the global batch of a MultiOptimizer": (
-        """
+    "rates by the global batch of a MultiOptimizer": """
 import logging
 from edl import errors as edl_errors
 edl.init()
@@ -2332,10 +2187,7 @@ assert "learning_rate.0" in worker.replica.digests(), "a newcomer's rate is comp
 worker._switched(1, 2)
 assert "CosineDecay counts updates" in heard[-1], heard
 """,
-        "",
-    ),
-    "averages of BatchNormalization become the job's": (
-        """
+    "averages of BatchNormalization become the job's": """
 edl.init()
 model = keras.Sequential(
     [keras.Input((1,)), keras.layers.BatchNormalization(), keras.layers.BatchNormalization()]
@@ -2353,10 +2205,7 @@ layers = [*model.layers, *ema.layers]
 found = [v.numpy().item() for l in layers for v in (l.moving_mean, l.moving_variance)]
 assert found == [0.5, 1.5, 3.0, 3.5, 5.5, 5.5, 6.0, 7.5], found
 """,
-        "",
-    ),
-    "the rate of what a LossScaleOptimizer wraps": (
-        """
+    "the rate of what a LossScaleOptimizer wraps": """
 edl.init()
 model, ds = network(), edl.Dataset(data, 4)
 opt = edl.Optimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.25)), model)
@@ -2368,10 +2217,7 @@ for _ in ds.epochs(1):
 rates = edl.current_worker().replica.learning_rates()
 assert rates == {"learning rate": 0.25}, rates
 """,
-        "",
-    ),
-    "what of a ramp is compared": (
-        """
+    "what of a ramp is compared": """
 edl.init()
 w = tf.Variable([0.0, 0.0])
 ds = edl.Dataset(data, 4)
@@ -2399,10 +2245,7 @@ for epoch in ds.epochs(1):
         assert changed(before) == ["learning_rate.0"], changed(before)
         progress.batches = batches
 """,
-        "",
-    ),
-    "a schedule in updates, and a batch that changes": (
-        """
+    "a schedule in updates, and a batch that changes": """
 import logging
 edl.init()
 heard = []
@@ -2418,10 +2261,7 @@ for _ in range(2): edl.current_worker()._switched(1, 2)  # as a ring of two woul
 assert "CosineDecay counts updates, and the global batch has gone from 4 to 8 samples" in said, said
 assert said.endswith("by edl.LRSchedule(edl.schedules...)"), said
 """,
-        "",
-    ),
-    "rates by samples in fit": (
-        """
+    "rates by samples in fit": """
 edl.init()
 linear = edl.schedules.Linear(peak_lr=0.5, total=16)
 model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
@@ -2432,10 +2272,7 @@ model.fit(edl.Dataset((ones, ones), 3), epochs=2, verbose=0, callbacks=[edl.Kera
 moved = sum(linear.at(n) for n in (3, 6, 8, 11, 14, 16))
 assert abs(start - float(model.trainable_variables[0][0, 0]) - moved) < 1e-5
 """,
-        "",
-    ),
-    "layer balance": (
-        """
+    "layer balance": """
 from edl import errors as edl_errors
 def refused(said, *given):
     try: edl.diagnose.layer_balance(*given)
@@ -2464,10 +2301,7 @@ for row, kernels in ((0, start), (-1, [np.float64(layer.kernel) for layer in (fi
     assert np.allclose(balance.squared_norms[row], [(kernel**2).sum() for kernel in kernels])
 assert abs(balance.drift()).max() < 0.1 and balance.matrix_drift().max() < 0.1
 """,
-        "",
-    ),
-    "fit": (
-        """
+    "fit": """
 keras.mixed_precision.set_global_policy("mixed_float16")
 edl.init()
 ds = edl.Dataset(data, 4).map(lambda x, y: (x * 2, y)).prefetch(1)
@@ -2486,8 +2320,6 @@ assert [v.numpy().tolist() for v in again.variables] == [
     v.numpy().tolist() for v in model.optimizer.variables
 ]
 """,
-        "",
-    ),
 }
 for _way, _code in READS_DAMAGED.items():
     for _speed, _setting in {"slow": SLOW, "fast": FAST}.items():
@@ -2541,7 +2373,7 @@ for one, other in zip(found.averages, expected.averages, strict=True):
     assert abs(one.signal / other.signal - 1) < 1e-3, (kind, found, expected)
 """
 RIGHT_USES |= {
-    f"the noise of gradients, {kind}": (f"kind = {kind!r}\n{NOISE}", "")
+    f"the noise of gradients, {kind}": f"kind = {kind!r}\n{NOISE}"
     for kind in ("eager", "traced", "scaled", "fit", "adam")
 }
 
@@ -2577,7 +2409,7 @@ for epoch in ds.epochs(2):
 assert rates[:9] == [1.0] * 5 + [1.25, 1.5, 1.75, 2.0], rates
 """
 RIGHT_USES |= {
-    f"a ramp and a step without samples, {kind}": (f"kind = {kind!r}\n{DROPPED}", "")
+    f"a ramp and a step without samples, {kind}": f"kind = {kind!r}\n{DROPPED}"
     for kind in ("eager", "traced")
 }
 
@@ -2663,13 +2495,10 @@ assert renamed or np.isclose(found["top"][-1], 0.75 * data[0].max()), found
 assert found["val_top"][-1] == again["top"] == data[0].max() > 0, (found, again)
 """
 RIGHT_USES |= {
-    f"the job's numbers in the logs of a train_step, {name}": (
-        f"renamed = {renamed}\n{RESULTS_IN_LOGS}",
-        "",
-    )
+    f"the job's numbers in the logs of a train_step, {name}": f"renamed = {renamed}\n{RESULTS_IN_LOGS}"
     for name, renamed in (("as in Keras' guide", False), ("under another name", True))
 }
-RIGHT_USES |= {"a rate and batches of the policy": (BOTH_TABLES, "")}
+RIGHT_USES |= {"a rate and batches of the policy": BOTH_TABLES}
 
 
 LONG = {  # tests/README.md, Time: in `make test` the first one of each line has the others' promise

@@ -176,44 +176,34 @@ WRONG_USES = {
 RIGHT_USES = {
     "random numbers in map of a validation set": (
         FIT + "noisy = tf.data.Dataset.from_tensor_slices(data).batch(4)\n"
-        "run(validation_data=noisy.map(lambda x, y: (x + tf.random.normal((1,)), y)).repeat(1))",
-        "",
+        "run(validation_data=noisy.map(lambda x, y: (x + tf.random.normal((1,)), y)).repeat(1))"
     ),
     "an ordinary map": (
-        (
-            "edl.init(); ds = edl.Dataset(data, 2).map(lambda x, y: (x / 2, y)).prefetch(1)\n"
-            "model = network(); opt = edl.Optimizer(sgd, model)\n"
-            "for _ in ds.epochs(1):\n"
-            " for x, y in ds:\n"
-            "  with tf.GradientTape() as tape: loss = tf.reduce_mean((model(x) - y) ** 2)\n"
-            "  weights = model.trainable_variables\n"
-            "  opt.apply_gradients(zip(tape.gradient(loss, weights), weights))\n"
-            "assert edl.step() == 2, edl.step()"
-        ),
-        "",
+        "edl.init(); ds = edl.Dataset(data, 2).map(lambda x, y: (x / 2, y)).prefetch(1)\n"
+        "model = network(); opt = edl.Optimizer(sgd, model)\n"
+        "for _ in ds.epochs(1):\n"
+        " for x, y in ds:\n"
+        "  with tf.GradientTape() as tape: loss = tf.reduce_mean((model(x) - y) ** 2)\n"
+        "  weights = model.trainable_variables\n"
+        "  opt.apply_gradients(zip(tape.gradient(loss, weights), weights))\n"
+        "assert edl.step() == 2, edl.step()"
     ),
     "gradient_accumulation_steps, and a fit in eager code": (
-        (
-            "edl.init(); ds = edl.Dataset(data, 2)\n"
-            "opt = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)\n"
-            "model = network(); model.compile(edl.Optimizer(opt), 'mse', run_eagerly=True)\n"
-            "model.fit(ds, epochs=2, verbose=0, callbacks=[edl.KerasCallback()])\n"
-            "assert edl.step() == 4 and int(opt.iterations) == 2"
-        ),
-        "",
+        "edl.init(); ds = edl.Dataset(data, 2)\n"
+        "opt = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)\n"
+        "model = network(); model.compile(edl.Optimizer(opt), 'mse', run_eagerly=True)\n"
+        "model.fit(ds, epochs=2, verbose=0, callbacks=[edl.KerasCallback()])\n"
+        "assert edl.step() == 4 and int(opt.iterations) == 2"
     ),
     "the same eager numbers whenever the same seed is set": (
-        (
-            "from edl.tensorflow import training\n"
-            "edl.init(); edl.Dataset(data, 2); seed = training.current()._numbers._framework.seed\n"
-            "def drawn(number):\n"
-            " seed(number); a, b, c = (float(tf.random.uniform(())) for _ in range(3))\n"
-            " d, e = float(keras.random.uniform(())), float(tf.random.uniform((), seed=3))\n"
-            " return a, b, c, d, e\n"
-            "first = drawn(1); other = drawn(2); assert len({*first, *other}) == 10\n"
-            "assert drawn(1) == first and drawn(2) == other and drawn(2) == other"
-        ),
-        "",
+        "from edl.tensorflow import training\n"
+        "edl.init(); edl.Dataset(data, 2); seed = training.current()._numbers._framework.seed\n"
+        "def drawn(number):\n"
+        " seed(number); a, b, c = (float(tf.random.uniform(())) for _ in range(3))\n"
+        " d, e = float(keras.random.uniform(())), float(tf.random.uniform((), seed=3))\n"
+        " return a, b, c, d, e\n"
+        "first = drawn(1); other = drawn(2); assert len({*first, *other}) == 10\n"
+        "assert drawn(1) == first and drawn(2) == other and drawn(2) == other"
     ),
 }
 

@@ -80,8 +80,7 @@ seen = []
 for _ in loader.steps(6): seen.append((edl.step(), loader.batch_index)); train()
 assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 0), (5, 1)], seen
 assert edl.step() == 6 and edl.current_worker().finished
-""",
-        "",
+"""
     ),
     "a loop by steps of several batches": (
         LOOP.replace("(data)", "([0.0] * 8)")
@@ -94,8 +93,7 @@ for number, _ in enumerate(loader.steps(3)):
     else:
         model(torch.zeros(1)).mean().backward(); opt.step(); opt.zero_grad()
 assert (made, edl.step()) == (6, 3), (made, edl.step())
-""",
-        "",
+"""
     ),
     "epochs until so many steps are made": (
         LOOP.replace("(data)", "([0.0] * 4)")
@@ -103,8 +101,7 @@ assert (made, edl.step()) == (6, 3), (made, edl.step())
 for epoch in loader.epochs(max_steps=6):
     for _ in loader: train()
 assert (epoch, edl.step()) == (1, 6), (epoch, edl.step())
-""",
-        "",
+"""
     ),
     "a loop again after a sample that could not be read": (
         """
@@ -126,8 +123,7 @@ for _ in loader.epochs(1):
             break
         except OSError: pass
 assert (seen, edl.step()) == ([*range(8)], 4), (seen, edl.step())
-""",
-        "",
+"""
     ),
     "a training that ends early": (
         LOOP.replace("(data)", "([0.0] * 4)")
@@ -142,8 +138,7 @@ for epoch in loader.epochs(9):
             break
 assert over == [False, False, False, True, False, False], over
 assert (epoch, edl.step()) == (1, 6) and edl.current_worker().finished
-""",
-        "",
+"""
     ),
     "a warning of a loop that never updates": (
         LOOP.replace("(data)", "([0.0] * 150)").replace("opt.step()", "pass")
@@ -156,8 +151,7 @@ logging.getLogger("edl").addHandler(Heard())
 for _ in loader.epochs(1):
     for _ in loader: train()
 assert len(heard) == 1 and heard[0].startswith("100 batches in a row"), heard
-""",
-        "",
+"""
     ),
     "a schedule in steps, and a batch that changes": (
         LOOP.replace("(data)", "([0.0] * 6)")
@@ -175,8 +169,7 @@ for _ in loader.epochs(1):
 (said,) = heard
 assert "StepLR counts steps, and the global batch has gone from 1 to 2 samples" in said, said
 assert said.endswith("by edl.in_samples(scheduler, batch=1)"), said
-""",
-        "",
+"""
     ),
     "batches that are None": (
         LOOP.replace("(data)", "(data, collate_fn=lambda _: None)")
@@ -187,8 +180,7 @@ for _ in loader.epochs(2):
         seen.append(batch)
         train()
 assert seen == [None] * 4 and edl.step() == 4
-""",
-        "",
+"""
     ),
     "sparse gradients": (
         """
@@ -201,8 +193,7 @@ for _ in loader.epochs(1):
     for _ in loader: train()
 (state,) = sgd.state.values()
 assert not state["momentum_buffer"].is_sparse, "a ring could not send it"
-""",
-        "",
+"""
     ),
     "steps that are skipped": (
         LOOP
@@ -221,8 +212,7 @@ for epoch in loader.epochs(2):
 assert moved == [True, True, False, False] and edl.step() == 4
 assert scaler.get_scale() == 2.0
 assert opt.synchronize.__self__._optimizers.loss_scale() == 2.0
-""",
-        "",
+"""
     ),
     "steps that a fused optimizer skips by itself": (
         "sgd = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)"
@@ -242,8 +232,7 @@ for epoch in loader.epochs(2):
         assert bool(opt.synchronize.__self__._last_step.skipped) is not moved[-1]
 assert moved == [True, True, False, False] and edl.step() == 4
 assert scaler.get_scale() == 2.0
-""",
-        "",
+"""
     ),
     "batches that are left out": (
         LOOP
@@ -253,8 +242,7 @@ for _ in loader.epochs(3):
         if edl.step() % 3: edl.notify_batch_end()
         else: train()
 assert edl.step() == 6
-""",
-        "",
+"""
     ),
     "leaving the epoch after a skipped step": (
         LOOP
@@ -264,8 +252,7 @@ for _ in loader.epochs(3):
         opt.zero_grad(); model(torch.ones(1, 1)).sum().backward()
         break
 assert edl.step() == 3
-""",
-        "",
+"""
     ),
     "a gradient penalty": (
         LOOP
@@ -279,8 +266,7 @@ for _ in loader.epochs(1):
         (loss + slope.square().sum()).backward()
         opt.synchronize(); opt.step(); opt.synchronize()
 assert edl.step() == 2
-""",
-        "",
+"""
     ),
     "a step that others have completed": (
         """
@@ -313,8 +299,7 @@ for _ in loader.epochs(1):
         before = model.weight.clone()
         opt.step()
         assert torch.equal(before, model.weight) is not train_it
-""",
-        "",
+"""
     ),
 }
 WRONG_USES = {
