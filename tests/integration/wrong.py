@@ -9,12 +9,16 @@ import forked
 import pytest
 from paths import SCRIPTS
 
-Uses = Mapping[str, tuple[str, str]]  # name -> code, a part of the sentence
+Uses = Mapping[str, str | tuple[str, str]]  # name -> code, or code and a part of its sentence
+
+
+def code_of(use: str | tuple[str, str]) -> str:
+    return use if isinstance(use, str) else use[0]
 
 
 def answers_of(uses: Uses, imports: str, setup: str) -> dict[str, tuple[int, str]]:
-    """Exit code and standard error of each wrong use."""
-    snippets = {name: code for name, (code, _) in uses.items()}
+    """Exit code and standard error of each use."""
+    snippets = {name: code_of(use) for name, use in uses.items()}
     done = forked.python(
         "tensorflow" if "tensorflow" in imports else "torch",
         [SCRIPTS / "wrong_uses.py"],
