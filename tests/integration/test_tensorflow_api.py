@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import forked
 import pytest
-from wrong import answers_of, asked, assert_a_sentence, code_of
+from wrong import answers_of, asked, assert_a_sentence
 
 pytestmark = pytest.mark.integration
 
@@ -105,8 +103,8 @@ two = tf.TensorSpec((None, 1), tf.float32)
 ds = tf.data.Dataset.from_generator(generator, output_signature=(two, two))
 train = opt.minimize(tf.reduce_mean(w * tf.compat.v1.data.make_one_shot_iterator(ds).get_next()[0]))
 """
-FAST = "READS_S = 0"  # found while earlier steps are trained, and raised in its own
-SLOW = "READS_S = 0.5"  # found while TensorFlow makes the training wait for it
+FAST = DAMAGED + "READS_S = 0\n"  # found while earlier steps are trained, and raised in its own
+SLOW = DAMAGED + "READS_S = 0.5\n"  # found while TensorFlow makes the training wait for it
 BESIDE = """
 edl.init(); ds = edl.Dataset(data, 4); model = network()
 scale = tf.Variable([1.0], name="scale"); trained = [*model.trainable_variables, scale]
@@ -197,12 +195,9 @@ class Coder(keras.Model):  # as the VAE of keras.io
 edl.init(); ds = edl.Dataset({"image": data[0]}, 4); model = Coder()
 model.compile(edl.Optimizer(keras.optimizers.SGD(0.01)))
 """
-READS_DAMAGED = {
-    "loop": "loop(Damaged()); every_batch(apply)",
-    "fit": "compiled(Damaged()); fit()",
-    "plain session": PIPELINE + "run_to_the_end(train)",
-}
-ONE_LINE = {  # a wrong use -> a part of its sentence
+BY_LOOP, BY_FIT = "loop(Damaged()); every_batch(apply)", "compiled(Damaged()); fit()"
+BY_SESSION = PIPELINE + "run_to_the_end(train)"
+WRONG_USES = {  # by their code: a part of the sentence
     "edl.rank()": "call edl.init() first",
     "edl.Optimizer(sgd)": "call edl.init() first",
     "edl.Dataset(data)": "call edl.init() first",
@@ -350,251 +345,137 @@ ONE_LINE = {  # a wrong use -> a part of its sentence
         "needs an edl.Dataset"
     ),
     "edl.init(); edl.track(a=1)": "has neither variables nor state_dict()",
-}
-WRONG_USES = {code: (code, said) for code, said in ONE_LINE.items()} | {
-    "a layer that carries its state on, where others train, too": (
-        """
+    """
 from edl.tensorflow.training import check_stateless
 edl.init()
 layers = keras.Input(batch_shape=(4, 1, 1)), keras.layers.LSTM(2, stateful=True, name="memory")
 model = keras.Sequential(layers)
 check_stateless(model, shared=False)
 check_stateless(model, shared=True)
-""",
-        "the layer memory has stateful=True: its state goes on from batch to batch",
-    ),
-    "a momentum in a ramp, beside another optimizer": (
-        """
+""": "the layer memory has stateful=True: its state goes on from batch to batch",
+    """
 edl.init(); ds = edl.Dataset(data, 4)
 constant, scaling = edl.schedules.Constant(peak_lr=0.1), edl.schedules.Scaling(batch=4)
 rate = edl.LRSchedule(constant, scaling)
 edl.Optimizer(keras.optimizers.SGD(rate, momentum=0.9), network())
 edl.Optimizer(sgd, network())
-""",
-        "corrects the momentum of SGD in steps of its own only",
-    ),
-    "one tape for two optimizers": (
-        """
+""": "corrects the momentum of SGD in steps of its own only",
+    """
 def train():
     with tf.GradientTape() as tape: loss = sum(tf.reduce_mean(m(data[0])) for m in models)
     weights = [w for m in models for w in m.trainable_variables]
     edl.DistributedGradientTape(tape).gradient(loss, weights)
 two(); every_batch(train)
-""",
-        "the gradients of each model's variables with an edl.DistributedGradientTape of its own",
-    ),
-    "a variable beside the model": (
-        BESIDE + "every_batch(apply)",
-        "beside the model the script trains scale:0, and newcomers would not receive this",
-    ),
-    "a variable beside the model, in a function": (
-        BESIDE + "every_batch(tf.function(apply))",
-        "before the first batch call optimizer.build(variables) with all variables",
-    ),
-    "a variable beside one of two models": (
-        BESIDE_TWO + "every_batch(f)",
-        "beside the model the script trains scale:0",
-    ),
-    "two optimizers, and a model that is not built": (
-        """
+""": "the gradients of each model's variables with an edl.DistributedGradientTape of its own",
+    (
+        BESIDE + "every_batch(apply)"
+    ): "beside the model the script trains scale:0, and newcomers would not receive this",
+    (
+        BESIDE + "every_batch(tf.function(apply))"
+    ): "before the first batch call optimizer.build(variables) with all variables",
+    (BESIDE_TWO + "every_batch(f)"): "beside the model the script trains scale:0",
+    """
 edl.init(); ds = edl.Dataset(data, 4); edl.Optimizer(sgd, network())
 lazy = keras.Sequential([keras.layers.Dense(1)], name="lazy")
 edl.Optimizer(keras.optimizers.SGD(0.1), lazy)
 ds.epochs(1)
-""",
-        "edl knows no variables of the model lazy: build it before training begins",
-    ),
-    "shuffle in a graph": (
-        """
+""": "edl knows no variables of the model lazy: build it before training begins",
+    """
 graph(); g = edl.elastic_shard_generator(data[0], 4)
 tf.data.Dataset.from_generator(g, output_signature=tf.TensorSpec(None)).shuffle(9)
 with edl.Session(): pass
-""",
-        "shuffled after edl.elastic_shard_generator",
-    ),
-    "two steps": ("loop(); every_batch(lambda: (apply(), apply()))", "applied twice for one batch"),
-    "two steps, in a function": (
-        "loop(); f = tf.function(apply); every_batch(lambda: (f(), f()))",
-        "applied twice for one batch",
-    ),
-    "plain gradients, clipped": (
-        CLIP + "loop(); every_batch(apply_clipped)",
-        "compute them with edl.DistributedGradientTape(tape)",
-    ),
-    "plain gradients, clipped, in a function": (
-        CLIP + "loop(); every_batch(tf.function(apply_clipped))",
-        "compute them with edl.DistributedGradientTape(tape)",
-    ),
-    "plain gradients, clipped, in a train_step": (
-        CLIP
-        + """
-edl.init(); ds = edl.Dataset(data, 4); model = Clips(lambda tape: tape)
-model.compile(edl.Optimizer(sgd), "mse"); fit()
-""",
-        "compute them with edl.DistributedGradientTape(tape)",
-    ),
-    "plain gradients, scaled by hand, of one of two": (
-        """
+""": "shuffled after edl.elastic_shard_generator",
+    "loop(); every_batch(lambda: (apply(), apply()))": "applied twice for one batch",
+    (
+        CLIP + "loop(); every_batch(apply_clipped)"
+    ): "compute them with edl.DistributedGradientTape(tape)",
+    """
 def train():
     with tf.GradientTape() as tape: loss = tf.reduce_mean(model(data[0]))
     a, b = tape.gradient(loss, model.trainable_variables)
     opt.apply_gradients(zip([a, b / 8], model.trainable_variables))
 loop(); every_batch(train)
-""",
-        "some of the gradients are this worker's own",
-    ),
-    "gradients of a graph, clipped": (
-        """
+""": "some of the gradients are this worker's own",
+    """
 opt, w = graph(); g, = tf.gradients(w * 3, [w])
 opt.apply_gradients([(tf.clip_by_norm(g, 1.0), w)])
-""",
-        "compute them with compute_gradients() of the edl.Optimizer",
-    ),
-    "gradients of a graph, not applied": (
-        """
+""": "compute them with compute_gradients() of the edl.Optimizer",
+    """
 opt, w = graph(); pairs = opt.compute_gradients(w * 3, [w])
 opt.apply_gradients(pairs); edl.elastic_shard_generator(data[0])
 with edl.Session() as s: s.run(pairs[0][0])
-""",
-        "fetch them together with what optimizer.apply_gradients() returned",
+""": "fetch them together with what optimizer.apply_gradients() returned",
+    "two(); every_batch(lambda: [job_gradients(model) for model in models])": (
+        "apply the gradients that an edl.DistributedGradientTape has computed before the next"
     ),
-    "two tapes in one step": (
-        """
-def train():
-    with tf.GradientTape(True) as tape: loss = tf.reduce_mean(model(data[0]))
-    tape = edl.DistributedGradientTape(tape)
-    for v in model.trainable_variables: tape.gradient(loss, [v])
-loop(); every_batch(train)
-""",
-        "applied twice for one batch",
-    ),
-    "two tapes before the first update": (
-        "two(); every_batch(lambda: [job_gradients(model) for model in models])",
-        "apply the gradients that an edl.DistributedGradientTape has computed before the next",
-    ),
-    "gradients of the batch before": (
-        """
+    """
 loop(); old = None
 def train():
     global old
     old = old or job_gradients(model)
     opt.apply_gradients(zip(old, model.trainable_variables))
 every_batch(train)
-""",
-        "no edl.DistributedGradientTape has computed for this batch",
+""": "no edl.DistributedGradientTape has computed for this batch",
+    "loop(); tf.function(apply)()": "without a batch from edl",
+    "model = network(); edl.init(); ds = edl.Dataset(data); edl.Optimizer(sgd); ds.epochs(1)": (
+        "edl knows no variables of the model"
     ),
-    "no batch, in a function": ("loop(); tf.function(apply)()", "without a batch from edl"),
-    "no batch, in a function in a thread": (
-        """
-from concurrent.futures import ThreadPoolExecutor
-loop(); f = tf.function(apply).get_concrete_function()
-with ThreadPoolExecutor() as pool: pool.submit(f).result()
-""",
-        "without a batch from edl",
+    "edl.init(); ds = edl.Dataset(data); model = network(sgd); fit()": (
+        "compile(optimizer=edl.Optimizer(SGD(...)))"
     ),
-    "unknown model": (
-        "model = network(); edl.init(); ds = edl.Dataset(data); edl.Optimizer(sgd); ds.epochs(1)",
-        "edl knows no variables of the model",
-    ),
-    "fit, not wrapped": (
-        "edl.init(); ds = edl.Dataset(data); model = network(sgd); fit()",
-        "compile(optimizer=edl.Optimizer(SGD(...)))",
-    ),
-    "fit with a list of Keras": (
-        """
+    """
 compiled(); listed = keras.callbacks.CallbackList([edl.KerasCallback()], model=model)
 model.fit(ds, callbacks=listed)
-""",
-        "fit was given a keras.callbacks.CallbackList, which does not know the model and the epoch",
+""": "fit was given a keras.callbacks.CallbackList, which does not know the model and the epoch",
+    "compiled(); model.fit(ds, callbacks=keras.callbacks.CallbackList([edl.KerasCallback()]))": (
+        "give it the callbacks themselves: model.fit(..., callbacks=[edl.KerasCallback(), ...])"
     ),
-    "fit with a list of Keras that has no model": (
-        "compiled(); model.fit(ds, callbacks=keras.callbacks.CallbackList([edl.KerasCallback()]))",
-        "give it the callbacks themselves: model.fit(..., callbacks=[edl.KerasCallback(), ...])",
+    "compiled(); fit(); model = network(edl.Optimizer(keras.optimizers.SGD(0.2))); fit()": (
+        "run each fold and each trial, with data or a model of its own, as a job of its own"
     ),
-    "fit, compile without edl, fit": (
-        "compiled(); fit(); model.compile(keras.optimizers.Adam(1e-5), 'mse'); fit()",
-        "compile(optimizer=edl.Optimizer(Adam(...)))",
-    ),
-    "a fit for each fold": (
-        "compiled(); fit(); edl.Dataset(data, 4)",
-        "run each fold and each trial, with data or a model of its own, as a job of its own",
-    ),
-    "a fit for each trial": (
-        "compiled(); fit(); model = network(edl.Optimizer(keras.optimizers.SGD(0.2))); fit()",
-        "run each fold and each trial, with data or a model of its own, as a job of its own",
-    ),
-    "a fit by steps that are made": (
-        """
-compiled()
-for _ in range(2): model.fit(ds, callbacks=[edl.KerasCallback(max_steps=2)], shuffle=False)
-""",
-        "and it has made 2: this fit would train nothing",
-    ),
-    "an evaluation of what is trained, by a callback": (
-        """
+    """
 compiled(); look = lambda *_, **__: model.evaluate(ds)
 fit(keras.callbacks.LambdaCallback(on_epoch_end=look))
-""",
-        "fit takes the batches of the edl.Dataset, each for one step of the job",
-    ),
-    "a batch that a callback takes in a fit": (
-        """
+""": "fit takes the batches of the edl.Dataset, each for one step of the job",
+    """
 compiled(); look = lambda *_, **__: next(iter(ds))
 fit(keras.callbacks.LambdaCallback(on_train_batch_end=look))
-""",
-        "fit takes the batches of the edl.Dataset, each for one step of the job",
-    ),
-    "batches of a PyDataset as samples": (
-        """
+""": "fit takes the batches of the edl.Dataset, each for one step of the job",
+    """
 class Batches(keras.utils.PyDataset):
     def __len__(self): return 2
     def __getitem__(self, index): return data[0][:4], data[1][:4]
 edl.init(); edl.Dataset(Batches())
-""",
-        "the items of a Batches are batches, and edl forms batches itself",
-    ),
-    "samples in dicts, beside a column": (
-        """
+""": "the items of a Batches are batches, and edl forms batches itself",
+    """
 class Rows:
     shape = (2, 1)
     def __len__(self): return 2
     def __getitem__(self, index): return {"x": index}
     def __getitems__(self, indices): return [self[index] for index in indices]
 edl.init(); edl.Dataset((Rows(), np.zeros(2)))
-""",
-        "a part of the data set is a Rows, which is no column of one value for each sample",
-    ),
-    "a collate function whose shapes vary where they did not": (
-        """
+""": "a part of the data set is a Rows, which is no column of one value for each sample",
+    """
 lengths = [2] * 160; lengths[5] = 3
 pad = lambda samples: keras.utils.pad_sequences(samples)
 edl.init(); ds = edl.Dataset([[0] * n for n in lengths], 2, collate_fn=pad)
 model = network(); opt = edl.Optimizer(sgd, model)
 every_batch(apply)
-""",
-        "pad this dimension to one length, for it did not vary there",
-    ),
-    "fit of a model that a strategy mirrors": (
-        """
+""": "pad this dimension to one length, for it did not vary there",
+    """
 edl.init(); ds = edl.Dataset(data, 4)
 with tf.distribute.MirroredStrategy().scope(): model = network(edl.Optimizer(sgd))
 fit()
-""",
-        "tf.distribute.MirroredStrategy distributes the training over its own replicas",
-    ),
-    "fit of a model in a strategy's scope, compiled outside of it": (
-        """
+""": "tf.distribute.MirroredStrategy distributes the training over its own replicas",
+    """
 edl.init(); ds = edl.Dataset(data, 4)
 with tf.distribute.OneDeviceStrategy('/cpu:0').scope(): model = network()
 model.compile(edl.Optimizer(sgd), 'mse'); fit()
-""",
-        "tf.distribute.OneDeviceStrategy distributes the training over its own replicas",
-    ),
-    "synchronized batch normalisation for XLA": (
-        SHARED + "tf.function(lambda x: layer(x, training=True), jit_compile=True)(data[0])",
-        "a layer with synchronized=True is called in a tf.function with jit_compile=True",
-    ),
-    "the second derivative of synchronized batch normalisation": (
+""": "tf.distribute.OneDeviceStrategy distributes the training over its own replicas",
+    (
+        SHARED + "tf.function(lambda x: layer(x, training=True), jit_compile=True)(data[0])"
+    ): "a layer with synchronized=True is called in a tf.function with jit_compile=True",
+    (
         SHARED
         + """
 x = tf.constant(data[0])
@@ -604,86 +485,111 @@ with tf.GradientTape() as outer:
         inner.watch(x); p = tf.reduce_sum(layer(x, training=True) ** 3)
     penalty = tf.reduce_sum(inner.gradient(p, x) ** 2)
 outer.gradient(penalty, x)
-""",
-        "has no second derivative over the workers",
-    ),
-    "a mask beside another axis than the last": (
+"""
+    ): "has no second derivative over the workers",
+    (
         SHARED
         + "layer = keras.layers.BatchNormalization(1, synchronized=True)\n"
-        + "layer(np.ones((2, 4, 3)), training=True, mask=np.ones((2, 4), bool))",
-        "with a mask normalises the last axis; with axis=1, leave",
-    ),
-    "synchronized batch normalisation beside several optimizers": (
-        """
+        + "layer(np.ones((2, 4, 3)), training=True, mask=np.ones((2, 4), bool))"
+    ): "with a mask normalises the last axis; with axis=1, leave",
+    """
 two()
 from edl.tensorflow import training
 reduction = training.current().reduction
 type(reduction._reduction).exchanges = True
 reduction.exchange()
-""",
-        "layers with synchronized=True work with one edl.Optimizer",
-    ),
-    "an error in the exchange of a layer in a graph": (
-        SHARED + FAILING_FIT.replace("ERROR", "UsageError('no exchange here')"),
-        "edl: no exchange here\n",
-    ),
-    "the end of the job in the exchange of a layer in a graph": (
-        SHARED + FAILING_FIT.replace("ERROR", "JobFailed('the job is over')"),
-        "edl: the job is over\n",
-    ),
-    "workers at other layers": (
-        """
+""": "layers with synchronized=True work with one edl.Optimizer",
+    (
+        SHARED + FAILING_FIT.replace("ERROR", "UsageError('no exchange here')")
+    ): "edl: no exchange here\n",
+    """
 from edl.tensorflow.batch_norm import numbered
 numbered(lambda mine: [mine, np.array([2.0, 0.0]).tobytes()], 1, np.zeros(1))
-""",
-        "the workers came to different layers with synchronized=True",
-    ),
-    "a local source of the job's tape": (
-        """
+""": "the workers came to different layers with synchronized=True",
+    """
 loop(); edl.DistributedGradientTape(tf.GradientTape()).register_local_source(tf.Variable(1.0))
-""",
-        "variables that each worker has for its own would be lost with the worker",
-    ),
-    "a mean of the workers in a layer": (
-        """
+""": "variables that each worker has for its own would be lost with the worker",
+    """
 class Mean(keras.layers.Layer):
     def call(self, x): return edl.mean(1.0)
 loop(); every_batch(lambda: Mean()(data[0]))
-""",
-        "workers exchange numbers between two steps",
-    ),
-    "a function of a strategy that returns the data set": (
-        """
+""": "workers exchange numbers between two steps",
+    """
 loop(); strategy = tf.distribute.MirroredStrategy()
 next(iter(strategy.distribute_datasets_from_function(lambda context: ds)))
-""",
-        "an edl.Dataset is read by a tf.distribute strategy",
+""": "an edl.Dataset is read by a tf.distribute strategy",
+    "loop()\n@tf.function\ndef f(ds):\n for x, y in ds: apply()\nfor _ in ds.epochs(1): f(ds)": (
+        "an edl.Dataset is read by a tf.function, as its argument"
     ),
-    "argument of a function": (
-        "loop()\n@tf.function\ndef f(ds):\n for x, y in ds: apply()\nfor _ in ds.epochs(1): f(ds)",
-        "an edl.Dataset is read by a tf.function, as its argument",
-    ),
-    "two iterators at once": (
-        """
+    """
 loop(data, 1)
 for _ in ds.epochs(1):
     a, b = iter(ds), iter(ds)
     for each in (a, b, a): next(each); apply()
-""",
-        "two iterators of the edl.Dataset are open at once",
-    ),
-    "options out of order": (
-        """
+""": "two iterators of the edl.Dataset are open at once",
+    """
 edl.init(); some = tf.data.Options(); some.deterministic = False
 edl.Dataset(data).with_options(some)
-""",
-        "would mix up the batches",
-    ),
-    "a model without call() that is not built": (
-        NO_CALL.replace("LAYERS", "keras.layers.Dense(1)") + "fit()",
-        "Coder has no call(), and these layers of it are not built: coder; call each once",
-    ),
+""": "would mix up the batches",
+    (
+        NO_CALL.replace("LAYERS", "keras.layers.Dense(1)") + "fit()"
+    ): "Coder has no call(), and these layers of it are not built: coder; call each once",
 }
+WRONG_USES |= dict.fromkeys(
+    (SLOW + BY_FIT, FAST + BY_LOOP, FAST + BY_SESSION), "record 5 is damaged"
+)
+LONG_WRONG_USES = {  # other ways to a use above, which is named; tests/README.md, Time
+    # eagerly
+    "loop(); f = tf.function(apply); every_batch(lambda: (f(), f()))": (
+        "applied twice for one batch"
+    ),
+    # eagerly
+    (
+        CLIP + "loop(); every_batch(tf.function(apply_clipped))"
+    ): "compute them with edl.DistributedGradientTape(tape)",
+    # eagerly
+    (
+        CLIP
+        + """
+edl.init(); ds = edl.Dataset(data, 4); model = Clips(lambda tape: tape)
+model.compile(edl.Optimizer(sgd), "mse"); fit()
+"""
+    ): "compute them with edl.DistributedGradientTape(tape)",
+    # two tapes before the first update
+    """
+def train():
+    with tf.GradientTape(True) as tape: loss = tf.reduce_mean(model(data[0]))
+    tape = edl.DistributedGradientTape(tape)
+    for v in model.trainable_variables: tape.gradient(loss, [v])
+loop(); every_batch(train)
+""": "applied twice for one batch",
+    # in the function's own thread
+    """
+from concurrent.futures import ThreadPoolExecutor
+loop(); f = tf.function(apply).get_concrete_function()
+with ThreadPoolExecutor() as pool: pool.submit(f).result()
+""": "without a batch from edl",
+    # a fit that is not wrapped
+    "compiled(); fit(); model.compile(keras.optimizers.Adam(1e-5), 'mse'); fit()": (
+        "compile(optimizer=edl.Optimizer(Adam(...)))"
+    ),
+    # a fit for each trial
+    "compiled(); fit(); edl.Dataset(data, 4)": (
+        "run each fold and each trial, with data or a model of its own, as a job of its own"
+    ),
+    # KerasCallback(max_steps=0)
+    """
+compiled()
+for _ in range(2): model.fit(ds, callbacks=[edl.KerasCallback(max_steps=2)], shuffle=False)
+""": "and it has made 2: this fit would train nothing",
+    # an error there
+    (
+        SHARED + FAILING_FIT.replace("ERROR", "JobFailed('the job is over')")
+    ): "edl: the job is over\n",
+}
+LONG_WRONG_USES |= dict.fromkeys(
+    (FAST + BY_FIT, SLOW + BY_LOOP, SLOW + BY_SESSION), "record 5 is damaged"
+)
 
 
 RIGHT_USES = {
@@ -1690,14 +1596,12 @@ for epoch in ds.epochs(2):
             if part == 0 and len(seen) % 8 == 3: break
 assert sorted(seen) == sorted([*range(8)] * 2) and edl.step() == 16, seen
 """,
-    "damaged data, slow, caught in a loop": DAMAGED
-    + SLOW
+    "damaged data, slow, caught in a loop": SLOW
     + """
 loop(Damaged()); is_refused(DataError, "record 5", lambda: every_batch(apply))
 assert edl.step() == 1
 """,
-    "damaged data, slow, caught in a session": DAMAGED
-    + SLOW
+    "damaged data, slow, caught in a session": SLOW
     + PIPELINE
     + """
 with edl.Session() as s:
@@ -2092,14 +1996,6 @@ assert [v.numpy().tolist() for v in again.variables] == [
 ]
 """,
 }
-for _way, _code in READS_DAMAGED.items():
-    for _speed, _setting in {"slow": SLOW, "fast": FAST}.items():
-        WRONG_USES[f"damaged data, {_speed}, in a {_way}"] = (
-            DAMAGED + _setting + "\n" + _code,
-            "record 5 is damaged",
-        )
-
-
 NOISE = """
 import os
 os.environ["EDL_NOISE_SCALE_STEPS"] = "1"
@@ -2199,26 +2095,20 @@ assert abs(float(opt.learning_rate) - 0.25) < 1e-6, float(opt.learning_rate)
 assert edl.current_worker().step == 4
 """
 WRONG_USES |= {
-    "a rate of the policy beside a schedule of the script": (
-        POLICY + "rate = edl.LRSchedule(edl.schedules.Constant(peak_lr=1.0))\n"
-        "edl.Optimizer(keras.optimizers.SGD(rate), network())",
-        "the job's policy has a [learning_rate], and the script a LRSchedule",
+    POLICY
+    + """
+rate = edl.LRSchedule(edl.schedules.Constant(peak_lr=1.0))
+edl.Optimizer(keras.optimizers.SGD(rate), network())
+""": "the job's policy has a [learning_rate], and the script a LRSchedule",
+    POLICY
+    + """
+of = keras.optimizers.OptimizerMap(sgd)
+edl.Optimizer(keras.optimizers.MultiOptimizer(of), network())
+""": "the job's policy has a [learning_rate], which one optimizer follows",
+    POLICY + "compiled(); fit(keras.callbacks.LearningRateScheduler(lambda epoch: 0.1))": (
+        "the job's policy has a [learning_rate], and the script a LearningRateScheduler"
     ),
-    "a rate of the policy and a MultiOptimizer": (
-        POLICY + "of = keras.optimizers.OptimizerMap(sgd)\n"
-        "edl.Optimizer(keras.optimizers.MultiOptimizer(of), network())",
-        "the job's policy has a [learning_rate], which one optimizer follows",
-    ),
-    "a rate of the policy beside a callback": (
-        POLICY + "ds = edl.Dataset(data, 4); model = network(edl.Optimizer(sgd))\n"
-        "sets = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)\n"
-        "model.fit(ds, verbose=0, callbacks=[sets, edl.KerasCallback()])",
-        "the job's policy has a [learning_rate], and the script a LearningRateScheduler",
-    ),
-    "batches of a policy after the data set": (
-        "edl.init(); ds = edl.Dataset(data, 4); edl.policy('[batch]\\nbatch_size = 2\\n')",
-        "call edl.policy before both",
-    ),
+    "compiled(); edl.policy('[batch]\\nbatch_size = 2\\n')": "call edl.policy before both",
 }
 RESULTS_IN_LOGS = """
 from types import SimpleNamespace
@@ -2272,73 +2162,48 @@ RIGHT_USES |= {
 RIGHT_USES |= {"a rate and batches of the policy": BOTH_TABLES}
 
 
-LONG = {  # tests/README.md, Time: in `make test` the first one of each line has the others' promise
-    "own metrics that are sums, and one that is none": (
-        "all metrics of Keras over the samples of all workers",
-    ),
-    "compiled(); fit(); next(ds.epochs(3))": (
-        "fits that follow each other, with another optimizer and more to train",
-    ),
-    "the job's numbers in the logs of a train_step, as in Keras' guide": (
-        "the job's numbers in the logs of a train_step, under another name",
-    ),
-    "synchronized batch normalisation as in one process": (
-        "synchronized batch normalisation where nobody else is",
-    ),
-    "an error in the exchange of a layer in a graph": (
-        "the end of the job in the exchange of a layer in a graph",
-    ),
-    "edl.init(); edl.KerasCallback(max_steps=0)": ("a fit by steps that are made",),
-    "fit, not wrapped": ("fit, compile without edl, fit",),
-    "two tapes before the first update": ("two tapes in one step",),
-    "a loop by steps, and one by the count of the job": (
-        "epochs until so many steps are made, with a tape of the job's",
-    ),
-    "clipped means: eager, in a function, in two functions": (
-        "two optimizers with clipped gradients of the job",  # and property/test_several_optimizers
-    ),
-    "the noise of gradients, fit": (
-        "the noise of gradients, traced",
-        "the noise of gradients, scaled",
-        "the noise of gradients, adam",
-    ),
-    "a ramp and a step without samples, traced": ("a ramp and a step without samples, eager",),
-    "rates by samples in fit": ("rates by samples", "rates by the global batch"),
-    "damaged data, slow, in a fit": ("damaged data, fast, in a fit",),
-    "damaged data, fast, in a loop": ("damaged data, slow, in a loop",),
-    "damaged data, fast, in a plain session": ("damaged data, slow, in a plain session",),
-    "damaged data, slow, caught in a loop": ("damaged data, slow, caught in a session",),
-    "plain gradients, clipped": (
-        "plain gradients, clipped, in a function",
-        "plain gradients, clipped, in a train_step",
-    ),
-    "no batch, in a function": ("no batch, in a function in a thread",),
-    "two steps": ("two steps, in a function",),
-    "a fit for each trial": ("a fit for each fold",),
+LONG = {  # tests/README.md, Time: the one that is named has the promise in `make test`
+    "all metrics of Keras over the samples of all workers",  # own metrics that are sums
+    "fits that follow each other, with another optimizer and more to train",  # "called fit, and a"
+    "the job's numbers in the logs of a train_step, under another name",  # as in Keras' guide
+    "synchronized batch normalisation where nobody else is",  # as in one process
+    "epochs until so many steps are made, with a tape of the job's",  # a loop by steps
+    "two optimizers with clipped gradients of the job",  # clipped means; test_several_optimizers
+    *(f"the noise of gradients, {kind}" for kind in ("traced", "scaled", "adam")),  # fit
+    "a ramp and a step without samples, eager",  # traced
+    "rates by samples",  # in fit
+    "rates by the global batch",
+    "damaged data, slow, caught in a session",  # in a loop
 }
-
-
-def cases(uses: Iterable[str]) -> list[Any]:
-    named = {name for names in LONG.values() for name in names}
-    return [pytest.param(use, marks=[pytest.mark.long] * (use in named)) for use in uses]
 
 
 @pytest.fixture(scope="module")
 def answers(request: pytest.FixtureRequest) -> dict[str, tuple[int, str]]:
-    codes = {n: code_of(use) for n, use in asked(request, WRONG_USES | RIGHT_USES).items()}
+    wrong = {code: code for code in WRONG_USES | LONG_WRONG_USES}
+    codes = asked(request, wrong | RIGHT_USES)
     snippets = {name: SGD * ("sgd" in code) + code for name, code in codes.items()}
     return answers_of(snippets, IMPORTS, SETUP)
 
 
-@pytest.mark.parametrize("name", cases(RIGHT_USES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.long] * (n in LONG)) for n in RIGHT_USES]
+)
 def test_other_ways_to_write_it(name: str, answers: dict[str, tuple[int, str]]) -> None:
     code, stderr = answers[name]
     assert code == 0, stderr
 
 
-@pytest.mark.parametrize("name", cases(WRONG_USES))
-def test_wrong_use_gets_a_sentence(name: str, answers: dict[str, tuple[int, str]]) -> None:
-    assert_a_sentence(answers[name], WRONG_USES[name][1])
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        *(pytest.param(*use, id=use[1]) for use in WRONG_USES.items()),
+        *(pytest.param(*use, id=use[1], marks=pytest.mark.long) for use in LONG_WRONG_USES.items()),
+    ],
+)
+def test_wrong_use_gets_a_sentence(
+    name: str, sentence: str, answers: dict[str, tuple[int, str]]
+) -> None:
+    assert_a_sentence(answers[name], sentence)
 
 
 HABITS = """

@@ -399,6 +399,8 @@ def test_other_ways_to_write_it(name: str, answers: dict[str, tuple[int, str]]) 
     assert code == 0, stderr
 
 
-@pytest.mark.parametrize("code", WRONG_USES)
-def test_wrong_use_gets_a_sentence(code: str, answers: dict[str, tuple[int, str]]) -> None:
-    assert_a_sentence(answers[code], WRONG_USES[code])
+@pytest.mark.parametrize(("code", "sentence"), WRONG_USES.items(), ids=WRONG_USES.values())
+def test_wrong_use_gets_a_sentence(
+    code: str, sentence: str, answers: dict[str, tuple[int, str]]
+) -> None:
+    assert_a_sentence(answers[code], sentence)
