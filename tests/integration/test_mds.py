@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from mds_python import mds_python, stand_ins, write_shards
-from paths import ROOT, SCRIPTS
+from paths import ROOT
 from scenario import Scenario, scenario
 
 from edl.testing.job import WAIT_S
@@ -26,10 +26,6 @@ edl.DataLoader(StreamingDataset(local=sys.argv[1], batch_size=4), batch_size=4)
 
 
 class MdsJob(Scenario):
-    """A job of mds_counting.py."""
-
-    script = SCRIPTS / "mds_counting.py"
-
     def begin(self, np: int, max_np: int, min_np: int = 1) -> None:
         self.python = mds_python()
         path = f"{ROOT}:{stand_ins(self.directory)}"

@@ -2228,16 +2228,3 @@ def test_habits_of_keras(tmp_path: Path) -> None:
     assert "jit_compile is turned off" in done.stderr
     assert "shuffle=True" not in done.stderr
     assert list((tmp_path / "board" / "train").glob("events.*"))
-
-
-@pytest.mark.parametrize("access", ["eager", "session"])
-def test_a_changed_value_is_in_the_digest_of_one_group(access: str) -> None:
-    script = Path(__file__).parent / "scripts" / "tf_digests.py"
-    done = forked.python("tensorflow", [script, access], 120.0)
-    assert done.returncode == 0, done.stderr
-
-
-def test_values_of_numpy_keep_their_types() -> None:
-    script = Path(__file__).parent / "scripts" / "tf_state_types.py"
-    done = forked.python("tensorflow", [script], 120.0)
-    assert done.returncode == 0, done.stderr

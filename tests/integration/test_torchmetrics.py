@@ -13,8 +13,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.long]  # unit/test_torch_metr
 
 
 class MetricsJob(Scenario):
-    """A job of torchmetrics_counting.py."""
-
     script = SCRIPTS / "torchmetrics_counting.py"
 
     def begin(self, np: int, max_np: int, min_np: int = 1) -> None:
