@@ -174,10 +174,7 @@ def fault_scenario(
     environment: dict[str, str] | None = None,
     **settings: Any,
 ) -> Iterator[FaultScenario]:
-    """Run a job under ``faults``, and kill it at the end of the block if it still runs.
-
-    ``settings``: fields of :class:`FaultScenario`.
-    """
+    """Run a job under ``faults``; kill it at the end of the block if it still runs."""
     with scenario(
         directory,
         zookeeper,

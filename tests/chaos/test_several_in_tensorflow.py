@@ -13,10 +13,7 @@ POINTS = ("step", "records", "gradient", "averaged", "reduced", "applied")
 
 
 def faults(role: str) -> list[list[dict[str, object]]]:
-    """Return faults an even and an odd number of steps after the strike before.
-
-    So they strike in both steps of a batch.
-    """
+    """Return faults an even and an odd number of steps after the one before: in both of a batch."""
     found = []
     for number, point in enumerate((*POINTS, "records", "reduced")):
         missed = {"signal": "MISS"} if point == "averaged" else {}

@@ -22,12 +22,7 @@ WAIT_S = 240.0  # for a value, on a busy machine
 
 
 class Prometheus:
-    """A Prometheus that scrapes each second what the list at an address names.
-
-    Args:
-        directory: a new directory for its files.
-        targets: the address of the list, for HTTP service discovery.
-    """
+    """A Prometheus that scrapes each second what the list at the address ``targets`` names."""
 
     def __init__(self, directory: Path, targets: str) -> None:
         directory.mkdir()

@@ -37,13 +37,7 @@ Shown = dict[str, Any]
 
 
 class SpoiledJob:
-    """Job ``j`` with a worker on each of the hosts a and b, and its page.
-
-    Args:
-        shell: a shell of this test.
-        server: the ZooKeeper of that shell, which nobody else uses.
-        disk: a small disk of its own, with the state directory and the checkpoints.
-    """
+    """Job ``j`` with a worker on each of the hosts a and b, and its page."""
 
     def __init__(self, shell: Shell, server: Server, disk: Path) -> None:
         self.shell, self.server, self.disk = shell, server, disk

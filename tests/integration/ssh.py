@@ -39,10 +39,7 @@ RUN = 'mount -t tmpfs none /run && mkdir /run/sshd && exec "$0" -D -e -f "$1"'
 
 @contextmanager
 def ssh_between(net: Net, directory: Path, *hosts: str) -> Iterator[Path]:
-    """Run sshd on these hosts for the time of a block.
-
-    Yield a directory with `ssh` for the PATH, and the private `key`.
-    """
+    """Run sshd on these hosts; yield a directory with `ssh` for the PATH, and the private `key`."""
     directory.mkdir()
     for key in ("host_key", "key"):
         subprocess.run(

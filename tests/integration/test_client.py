@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import forked
 import pytest
 from cli_shell import STANDIN, WAIT_S, Running, Shell, shell, until
 
@@ -371,7 +371,7 @@ def test_the_client_needs_no_framework() -> None:
         "import sys, edl.client\n"
         "print([m for m in ('torch', 'tensorflow', 'horovod', 'matplotlib') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = forked.by_exec([sys.executable, "-c", code], 60)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
@@ -392,7 +392,6 @@ def test_a_target_whose_agent_is_gone_is_given_up(shell: Shell, client: Job) -> 
 
 
 def submit_as_another_user(shell: Shell, command: tuple[str, ...]) -> None:
-    """Submit the job j as another user does."""
     with pytest.MonkeyPatch.context() as another_user:
         another_user.setenv("XDG_STATE_HOME", str(shell.directory / "another"))
         submit(command, {"a": 1}, name="j")

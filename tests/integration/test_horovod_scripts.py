@@ -187,7 +187,6 @@ def alone(script: Path) -> None:
 
 
 def run_alone(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run an example without a launcher."""
     framework = "tensorflow" if "import tensorflow" in script.read_text() else "torch"
     done = forked.python(framework, [script, *options], 300.0)
     assert done.returncode == 0, done.stderr

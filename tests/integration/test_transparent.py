@@ -284,12 +284,10 @@ LOOPS = {
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_loop_that_counts_batches_is_refused(loop: str) -> None:
     """Two ranks have four steps; one process takes eight batches."""
-    done = subprocess.run(
+    done = forked.by_exec(
         [sys.executable, "-m", "edl.transparent", "-c", LEFT_EARLY.replace("LOOP", loop)],
+        240.0,
         env=os.environ | ENVIRONMENT | {"EDL_LOGICAL": "2"},
-        capture_output=True,
-        text=True,
-        timeout=240.0,
     )
     refused = "left its loop over the training data early" in done.stderr
     assert (refused, done.returncode) == (LOOPS[loop], int(LOOPS[loop])), done.stderr
@@ -311,12 +309,10 @@ for x in torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=4, shuffle=Tru
 @pytest.mark.parametrize("code", REFUSED)
 def test_what_is_refused(code: str) -> None:
     script = STEP.replace("OPTIONS", code[5:]) if code.startswith("step") else code
-    done = subprocess.run(
+    done = forked.by_exec(
         [sys.executable, "-m", "edl.transparent", "-c", script],
+        240.0,
         env=os.environ | ENVIRONMENT | {"EDL_LOGICAL": "2"},
-        capture_output=True,
-        text=True,
-        timeout=240.0,
     )
     assert done.returncode == 1
     assert REFUSED[code] in done.stderr.splitlines()[-1]
