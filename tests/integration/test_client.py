@@ -65,26 +65,6 @@ def kinds(shell: Shell, kind: str) -> list[dict]:
     return [event for event in shell.events() if event["kind"] == kind]
 
 
-@pytest.mark.long  # tests/README.md, Time
-def test_two_of_three_workers_move_in_one_switch(shell: Shell) -> None:
-    with two_hosts(shell, np=3):
-        before = shell.status()["generation"]
-        done = shell.edl("migrate", "j", "--from", "a", "--to", "b", "--np", "2")
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == (
-            "moved 2 workers of j from a to b in one switch (generation 2); "
-            "the others stood still for 0.1 s\n"
-        )
-        facts = shell.until_size(3)
-        assert (facts["generation"], facts["desired"]) == (before + 1, {"a": 1, "b": 2})
-        assert hosts(facts) == ["a", "b", "b"]
-    (asked,) = kinds(shell, "desired")
-    assert asked["reason"] == ("edl migrate from a to b: 3 workers wanted (a: 3 -> 1, b: 0 -> 2)")
-    assert (asked["by"], asked["before"]) == ("person", {"a": 3})
-    assert asked["after"] == {"a": 1, "b": 2}
-    assert asked["generation"] == before
-
-
 def test_all_workers_move_and_back(shell: Shell, client: Job) -> None:
     """One brings the state to the others, and leaves with the next switch."""
     with two_hosts(shell), client as job:
