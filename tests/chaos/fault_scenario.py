@@ -187,3 +187,10 @@ def fault_scenario(
         **settings,
     ) as job:
         yield job
+
+
+def survives(directory: Path, zookeeper: str, **settings: Any) -> None:
+    """Let all faults of ``settings`` strike a job, which then must have counted right."""
+    with fault_scenario(directory, zookeeper, **settings) as job:
+        job.wait_for_strikes()
+        job.prove()
