@@ -16,12 +16,10 @@ from pathlib import Path
 
 import forked
 import pytest
-from huggingface_python import huggingface_python
-from lightning_python import lightning_python
+from extra_python import huggingface_python, lightning_python, webdataset_python
 from mds_python import mds_python, stand_ins, write_shards
 from paths import ROOT
 from PIL import Image
-from webdataset_python import webdataset_python
 
 from edl.testing.job import WAIT_S
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import forked
 import pytest
-from huggingface_python import huggingface_python
+from extra_python import huggingface_python
 from paths import ROOT, SCRIPTS
 from scenario import Scenario, scenario
 

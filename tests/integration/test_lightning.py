@@ -13,7 +13,7 @@ from typing import Any
 
 import forked
 import pytest
-from lightning_python import lightning_python
+from extra_python import lightning_python
 from paths import ROOT, SCRIPTS
 from scenario import Scenario, scenario
 

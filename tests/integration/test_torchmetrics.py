@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lightning_python import lightning_python
+from extra_python import lightning_python
 from paths import ROOT, SCRIPTS
 from scenario import Scenario, scenario
 

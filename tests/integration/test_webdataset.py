@@ -7,9 +7,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from extra_python import webdataset_python
 from paths import ROOT
 from scenario import Scenario, scenario
-from webdataset_python import webdataset_python
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]  # test_stream_jobs.py
 
