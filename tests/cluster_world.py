@@ -589,10 +589,7 @@ class World:
             self.host_works(name)
 
     def host_works(self, name: str, agents: bool = True, reports: bool = True) -> None:
-        """Let one `edl host`, and the agents there, do what they have to.
-
-        ``agents`` and ``reports`` say whether the agents do, and whether the host reports.
-        """
+        """Let one `edl host`, and the agents there, do what they have to."""
         self.host_reads(name)
         self.host_acts(name)
         for job in list(self.machines[name].agents) if agents else ():

@@ -90,10 +90,7 @@ def run(
     cost_s: float = 0.0,
     **rules: Any,
 ) -> dict[str, JobResult]:
-    """Simulate the jobs and return their results by name.
-
-    Without an interval among ``rules`` the policy decides at every event.
-    """
+    """Simulate the jobs; without an interval among ``rules`` the policy decides at every event."""
     done = result(policy, jobs, machines, cost_s, **rules)
     return {job.name: job for job in done.jobs}
 

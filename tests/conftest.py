@@ -133,10 +133,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[str]:
-    """Start a ZooKeeper that only this test run uses, all workers of xdist.
-
-    Yield its address, "127.0.0.1:PORT".
-    """
+    """Start the ZooKeeper of this test run, for all workers of xdist; yield "127.0.0.1:PORT"."""
     directory = tmp_path_factory.getbasetemp()
     if worker_id != "master":
         directory = directory.parent

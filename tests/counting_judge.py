@@ -32,10 +32,7 @@ def judge_finished(script: Any, results: Mapping[int, Any]) -> None:
 
 
 def judge_stopped(script: Any, models: Mapping[int, CountingModel]) -> None:
-    """Judge a job that was stopped: no sample was counted more often than once an epoch.
-
-    The models of a :class:`Counting` must have the same counts on all workers, too.
-    """
+    """No sample was counted more often than once an epoch, and all workers counted alike."""
     for worker, model in models.items():
         assert not model.wrong, f"w{worker}: {model.wrong}"
         assert model.count.max() - model.count.min() <= 1, (
@@ -47,10 +44,7 @@ def judge_stopped(script: Any, models: Mapping[int, CountingModel]) -> None:
 
 
 def judge_noise(worker: int, noise: NoiseScale, first: NoiseScale) -> None:
-    """Judge the gradient noise scale that a worker measured.
-
-    It must be the same on all workers, and true where workers are compared with each other.
-    """
+    """The gradient noise scale is the same on all workers, and true where workers are compared."""
     assert noise == first, f"w{worker} knows of another noise: {noise}"
     if noise.steps and not noise.is_biased:
         for noise_mean, gradient_mean in (one.means for one in noise.averages):

@@ -10,7 +10,8 @@ The imports are most of what a process costs a test. There are four ways:
 - :class:`Python` and :func:`python`: a script or a piece of code, in place of
   :class:`subprocess.Popen` and :func:`subprocess.run`.
 
-Tests of how a process starts, and commands with other imports, start theirs by ``exec``.
+Tests of how a process starts, and commands with other imports, start theirs by ``exec``:
+:func:`by_exec`.
 """
 
 from __future__ import annotations
@@ -102,10 +103,7 @@ def start(
 def start_in_terminal(
     words: Sequence[str], directory: Path, environment: Mapping[str, str], terminal: int
 ) -> Started:
-    """Start `edl` with ``words`` as the first process of a terminal, which this process has open.
-
-    Nothing else is shown there.
-    """
+    """Start `edl` as the first process of a terminal, which this process has open."""
     if (framework := _framework([EDL, *words], directory, environment)) is None:
         return subprocess.Popen(
             [EDL, *words],
@@ -129,11 +127,7 @@ def start_in_terminal(
 def run_to_end(
     words: Sequence[str], directory: Path, environment: Mapping[str, str], timeout_s: float
 ) -> subprocess.CompletedProcess[str] | None:
-    """Run `edl` with ``words`` to its end, and keep what it prints; None: it needs an ``exec``.
-
-    Raises:
-        subprocess.TimeoutExpired: it did not end in time, and was killed.
-    """
+    """Run `edl` with ``words`` to its end, and keep what it prints; None: it needs an ``exec``."""
     if (framework := _framework([EDL, *words], directory, environment)) is None:
         return None
     with tempfile.TemporaryDirectory() as place:
@@ -153,27 +147,15 @@ def run_to_end(
 
 
 class Python(subprocess.Popen[str]):
-    """A Python process: ``Python("torch", [script, "--option"], stdout=subprocess.PIPE)``.
-
-    Args:
-        framework: a name in IMPORTS.
-        arguments: of the interpreter: a script or ``-c`` and code, and their arguments.
-        more: as for :class:`subprocess.Popen`: ``stdin``, ``stdout``, ``stderr``, ``env``, ``cwd``.
-            ``stderr`` goes elsewhere than ``stdout``.
-    """
+    """A Python process: ``Python("torch", [script, "--option"], stdout=subprocess.PIPE)``."""
 
     def __init__(self, framework: str, arguments: Sequence[str | Path], **more: Any) -> None:
         self._framework = framework
         super().__init__([sys.executable, *map(str, arguments)], text=True, **more)
 
     def _execute_child(self, args: Any, *others: Any) -> None:
-        """Start the process, in place of :class:`subprocess.Popen`'s fork and ``exec``.
-
-        Args:
-            args: the command.
-            others: executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
-                creationflags, shell, six descriptors (see DESCRIPTORS), and the rest.
-        """
+        # others: executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
+        # creationflags, shell, six descriptors (see DESCRIPTORS), and the rest.
         if not WANTED:
             super()._execute_child(args, *others)
             return
@@ -194,11 +176,7 @@ class Python(subprocess.Popen[str]):
         self._close_pipe_fds(*others[9:15])
 
     def _wait_until_open(self, there: Mapping[int, str]) -> None:
-        """Wait until the process has opened its standard streams, last of them stderr.
-
-        Args:
-            there: by the number of a stream, the path at which this process holds it open.
-        """
+        """Wait until the process has opened its standard streams, last of them stderr."""
         deadline = time.monotonic() + READY_S
         with contextlib.suppress(FileNotFoundError):  # it has ended
             while os.readlink(f"/proc/{self.pid}/fd/2") != os.readlink(there[2]):
@@ -225,6 +203,13 @@ sys.stdin, sys.stdout, sys.stderr = (open(n, "w" if n else "r", buffering=1) for
 from edl.cli.main import main
 main()
 """
+
+
+def by_exec(
+    command: Sequence[str | Path], timeout_s: float, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end as :func:`subprocess.run` does; keep what it prints."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, **more)
 
 
 def python(

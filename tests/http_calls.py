@@ -19,10 +19,7 @@ def get(
     error: type[Exception] | None = None,
     **headers: str,
 ) -> Answer:
-    """Return status, headers and body of the answer to a GET of ``path``.
-
-    ``error`` is what the application raises after its answer; None: nothing.
-    """
+    """Return status, headers and body of a GET; ``error`` is raised by the application after it."""
     if token is not None:
         headers["authorization"] = f"Bearer {token}"
     sent: list[dict[str, Any]] = []
@@ -32,10 +29,7 @@ def get(
 
 
 def post(app: Any, path: str, value: Any, token: str | None = None, **headers: str) -> Answer:
-    """Return status, headers and body of the answer to a POST of ``value``.
-
-    It is sent as JSON, or as it is if it is bytes.
-    """
+    """Return status, headers and body of a POST of ``value``, as JSON or as its bytes."""
     if token is not None:
         headers["authorization"] = f"Bearer {token}"
     body = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -79,6 +73,5 @@ async def _called(
 
 
 def _answer(sent: list[dict[str, Any]]) -> Answer:
-    """Return status, headers and body of the answer in the messages ``sent``."""
     body = b"".join(one.get("body", b"") for one in sent[1:])
     return sent[0]["status"], {k.decode(): v.decode() for k, v in sent[0]["headers"]}, body

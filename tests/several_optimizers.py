@@ -42,12 +42,7 @@ ONE = ("zero 0", "backward 0", "step 0")
 
 
 class Models:
-    """The counting models of all optimizers: the state that the workers share.
-
-    Args:
-        count: the number of models.
-        samples: the number of samples, and so of parameters of each model.
-    """
+    """The counting models of all optimizers: the state that the workers share."""
 
     framework = "loopback"
 
@@ -61,7 +56,6 @@ class Models:
         """Do nothing: the model has no buffers."""
 
     def synchronise(self, ring: Ring, root: int, receive: Receive) -> None:
-        """Take part in the broadcast of the state of ``root``; store it as ``receive`` says."""
         sent = [model.exchange(ring, root) for model in self.all]
         if receive is not Receive.NOTHING:
             self.restore(sent)
@@ -71,7 +65,6 @@ class Models:
         return {}
 
     def digests(self, group: StateGroup = WHOLE) -> dict[str, int]:
-        """Return digests, by name, of the parts of the models' arrays that are in ``group``."""
         return {
             f"{number}.{name}": digest
             for number, model in enumerate(self.all)
@@ -79,11 +72,9 @@ class Models:
         }
 
     def capture(self, _share: StateShare = WHOLE_STATE) -> object:
-        """Return a copy of the state of all models, for :meth:`restore`."""
         return [model.capture() for model in self.all]
 
     def restore(self, state: object) -> None:
-        """Set the state of all models to ``state``, which :meth:`capture` returned."""
         assert isinstance(state, list)
         for model, its in zip(self.all, state, strict=True):
             model.restore(its)
@@ -106,12 +97,7 @@ class Optimizer(Protocol):
 
 
 class _Sgd(LoopbackReducer):
-    """The :class:`Optimizer` that works on arrays in a loopback ring.
-
-    Args:
-        one: the worker that trains.
-        model: the model to update.
-    """
+    """The :class:`Optimizer` that works on arrays in a loopback ring."""
 
     def __init__(self, one: LoopbackWorker, model: CountingModel) -> None:
         super().__init__(one.worker, one.member, len(model.w))
@@ -151,32 +137,15 @@ class _Sgd(LoopbackReducer):
 
 @dataclass(frozen=True)
 class CountingSeveral:
-    """A training script with several optimizers; call it with a worker of a loopback job.
+    """A training script with several optimizers; call it with a worker of a loopback job."""
 
-    The gradient of a batch is divided by the number of backward passes that compute it for an
-    update.
-
-    Attributes:
-        turns: the operations on each batch, such as "zero 0", "backward 01" and "step 1"; the
-            batches go through these tuples in turn.
-        samples: the number of samples in the data.
-        epochs: how often each sample is trained.
-        batch_size: the samples of a worker's batch.
-        exchange_every: workers exchange numbers each time after this many steps; 0: never.
-        by_index: a worker chooses the turn by the job's count of batches, not by its own.
-        step_s: how long a batch takes, in virtual seconds.
-        shards: as in :class:`~edl.testing.counting.Counting`.
-        shared: as in :class:`~edl.testing.counting.Counting`.
-        micro_batch: as in :class:`~edl.testing.counting.Counting`.
-    """
-
-    turns: tuple[tuple[str, ...], ...] = (GAN,)
+    turns: tuple[tuple[str, ...], ...] = (GAN,)  # what is done with a batch, each in its turn
     samples: int = 24
     epochs: int = 2
     batch_size: int = 2
-    exchange_every: int = 0
-    by_index: bool = False
-    step_s: float = 0.1
+    exchange_every: int = 0  # steps; 0: never
+    by_index: bool = False  # a worker chooses the turn by the job's count of batches, not its own
+    step_s: float = 0.1  # virtual seconds
     shards: tuple[int, ...] = ()
     shared: bool = False
     micro_batch: int = 0
@@ -222,12 +191,7 @@ class CountingSeveral:
     def wrap(
         self, one: LoopbackWorker, models: Models
     ) -> tuple[Sequence[Optimizer], Callable[[], None]]:
-        """Make an optimizer for each model of the worker ``one``.
-
-        Returns:
-            The optimizers, and a function to call before the next batch, which ends an open step if
-            its updates are made.
-        """
+        """Return an optimizer for each model, and what ends an open step."""
         worker = one.worker
         optimizers = [_Sgd(one, model) for model in models.all]
 
@@ -243,14 +207,7 @@ class CountingSeveral:
     def _do(
         do: str, turn: tuple[str, ...], optimizers: Sequence[Optimizer], gradient: Vector
     ) -> None:
-        """Carry out one operation of a turn, such as "backward 01".
-
-        Args:
-            do: the operation and the numbers of its optimizers.
-            turn: all operations on the batch.
-            optimizers: all optimizers of the script.
-            gradient: the gradient of the batch.
-        """
+        """Carry out one operation of a turn, such as "backward 01"."""
         verb, numbers = do.split()
         chosen = [optimizers[int(number)] for number in numbers]
         if verb == "zero":
@@ -266,16 +223,7 @@ class CountingSeveral:
                 each.step()
 
     def prove(self, results: Mapping[int, CountedSeveral]) -> None:
-        """Assert that each optimizer counted each sample once an epoch, the same on all workers.
-
-        An optimizer that has no update in some of the turns may have counted samples less often.
-
-        Args:
-            results: the result of each worker that trained to the end, by worker.
-
-        Raises:
-            AssertionError: a result is wrong; the message says which one.
-        """
+        """Each optimizer counted each sample once an epoch, or less often; all workers alike."""
         assert results, "nobody trained to the end"
         first = next(iter(results.values()))
         for worker, result in results.items():
@@ -295,22 +243,14 @@ class CountingSeveral:
 
 
 def _passes(turn: tuple[str, ...], number: str) -> int:
-    """Return how many backward passes compute the gradient of optimizer ``number`` in ``turn``.
-
-    The result is at least 1. Passes after the optimizer's update do not count.
-    """
+    """Return how many backward passes give an update its gradient; those after it do not count."""
     before = turn[: turn.index(f"step {number}")] if f"step {number}" in turn else turn
     return max(1, sum(do.startswith("backward") and number in do for do in before))
 
 
 @dataclass(frozen=True)
 class CountedSeveral:
-    """The result of one worker that has trained with several optimizers to the end.
-
-    Attributes:
-        models: the model of each optimizer.
-        counted: the steps, exchanges and noise scale of the worker.
-    """
+    """The result of one worker that has trained with several optimizers to the end."""
 
     models: list[CountingModel]
     counted: Counted

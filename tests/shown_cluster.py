@@ -43,20 +43,10 @@ def event(number: int, job: str, **values: Any) -> tuple[int, ClusterEvent]:
 
 
 class ShownCluster:
-    """Stands for a :class:`ClusterStore`: reads come from what the test has put here.
-
-    Attributes:
-        hosts: host -> job -> its slots there; each host offers 4.
-        listed: the jobs.
-        logged: the events, with their numbers.
-        controllers: the controllers in the election.
-        said: the leader's reasons.
-        error: what each read raises; None: it is answered.
-        reads: how often the cluster was read.
-    """
+    """Stands for a :class:`ClusterStore`: reads come from what the test has put here."""
 
     def __init__(self) -> None:
-        self.hosts: Mapping[str, Mapping[str, int]] = {"a": {"run": 2}}
+        self.hosts: Mapping[str, Mapping[str, int]] = {"a": {"run": 2}}  # each offers 4 slots
         self.listed = [stored("run", 1, LifeState.RUNNING), stored("wait", 2)]
         self.logged: list[tuple[int, ClusterEvent | None]] = [
             event(0, "run"),
@@ -65,7 +55,7 @@ class ShownCluster:
         ]
         self.controllers = ["one"]
         self.said = JobReasons(NOW + 1.0, {"wait": "place 1 of 1 in the queue: no slot is free"})
-        self.error: Exception | None = None
+        self.error: Exception | None = None  # what each read raises
         self.reads = 0
         session = SimpleNamespace(hosts="here:1", connected=True)
         self.nodes = SimpleNamespace(session=session, uid=lambda: "5-0")

@@ -207,19 +207,14 @@ def curve() -> Curve:
 
 @dataclass
 class ShownStore:
-    """A stand-in for a :class:`edl.zookeeper.store.JobStore`, which a test changes.
-
-    ``error`` is raised by each read in place of an answer, and ``connected`` is whether its session
-    then has a connection. None in the ``log`` is an event that cannot be read, and ``first`` the
-    number of the oldest one that is kept.
-    """
+    """A stand-in for a :class:`edl.zookeeper.store.JobStore`, which a test changes."""
 
     now: Snapshot = field(default_factory=snapshot)
-    log: list[Event | None] = field(default_factory=lambda: list(story()))
-    first: int = 0
+    log: list[Event | None] = field(default_factory=lambda: list(story()))  # None: not readable
+    first: int = 0  # the number of the oldest event that is kept
     measured: ScalingProfile = field(default_factory=learned)
-    error: CoordinationError | UnknownJob | None = None
-    connected: bool = False
+    error: CoordinationError | UnknownJob | None = None  # of each read
+    connected: bool = False  # whether the session then has a connection
     reads: int = 0
     name: str = NAME
 

@@ -28,7 +28,6 @@ def masked_crc(data: bytes) -> int:
 
 
 def framed(data: bytes) -> bytes:
-    """Return a record as it is in a file: 16 bytes more than its data."""
     length = struct.pack("<Q", len(data))
     parts = [
         length,

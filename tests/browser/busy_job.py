@@ -62,7 +62,6 @@ class BusyStore(ShownStore):
             self.first, self.log = self.first + more, self.log[more:]
 
     def clock(self) -> float:
-        """Return the present time of this job, in seconds since 1970."""
         return CREATED + self.late_s
 
     def snapshot(self, wake: Callable[[], None] | None = None) -> Snapshot:

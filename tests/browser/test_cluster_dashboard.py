@@ -42,7 +42,6 @@ class Lab:
     hosts: list[Running]
 
     def submit(self, name: str, least: int, most: int, **manifest: Any) -> None:
-        """Submit a job of stand-in workers."""
         script, end = self.shell.directory / f"{name}.sh", self.shell.directory / f"end-{name}"
         script.write_text(f"exec {sys.executable} {STANDIN} --until {end}\n")
         values = {

@@ -34,17 +34,11 @@ DRAWN = """() => {
 
 @dataclass(frozen=True)
 class Size:
-    """What a page holds in the browser after its garbage was collected.
-
-    Attributes:
-        heap_bytes: the heap of its scripts.
-        detached: the nodes that are not in the document (any more), but are not free either.
-        listeners: the listeners of events beyond one for each band of the time line.
-    """
+    """What a page holds in the browser after its garbage was collected."""
 
     heap_bytes: float
-    detached: float
-    listeners: float
+    detached: float  # nodes that are not in the document (any more), but are not free either
+    listeners: float  # of events, beyond one for each band of the time line
 
 
 @pytest.fixture

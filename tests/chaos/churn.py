@@ -70,8 +70,6 @@ EXACT = {
 
 @dataclass
 class Churn:
-    """Spawns and kills workers of ``job``."""
-
     job: FaultScenario
     store: JobStore
     server: Server

@@ -82,19 +82,12 @@ RETRIES = 1000  # kills of all workers at once are failures of a run
 
 @dataclass(frozen=True)
 class Choice:
-    """One thing to do.
+    """One thing to do."""
 
-    Attributes:
-        pause_s: how long to wait before it.
-        action: a name in VERBS or KILLS.
-        pick: which one of those that there are, from 0 to 1.
-        size: how long, how large, of which kind, from 0 to 1.
-    """
-
-    pause_s: float
-    action: str
-    pick: float
-    size: float
+    pause_s: float  # before it
+    action: str  # a name in VERBS or KILLS
+    pick: float  # which one of those that there are, from 0 to 1
+    size: float  # how long, how large, of which kind, from 0 to 1
 
 
 def choices(
@@ -111,49 +104,29 @@ def choices(
 
 @dataclass
 class Submission:
-    """What a user knows of a job that was acknowledged.
-
-    Attributes:
-        name: the name of the job.
-        directory: its files; empty for a job of stand-ins, which write none.
-        epochs, samples: of a counting job.
-        goal: the last goal that was acknowledged.
-        is_replaced: whether a later submission has its name, because it has ended.
-        asking: whether a user asks for something else at this moment.
-        order: its place in the order of submission, as the judge has seen it first.
-    """
+    """What a user knows of a job that was acknowledged."""
 
     name: str
-    directory: Path
+    directory: Path  # its files; empty for a job of stand-ins, which write none
     epochs: int = 0
     samples: int = 0
-    goal: Goal = Goal.RUN
-    is_replaced: bool = False
-    asking: bool = False
-    order: int | None = None
+    goal: Goal = Goal.RUN  # the last one that was acknowledged
+    is_replaced: bool = False  # a later submission has its name, because it has ended
+    asking: bool = False  # a user asks for something else at this moment
+    order: int | None = None  # of submission, as the judge has seen it first
 
 
 @dataclass
 class Driver:
-    """Does what was drawn, on one cluster.
-
-    Attributes:
-        lab: the cluster.
-        servers: the servers of its ZooKeeper.
-        store: the records, in a session that only this driver uses.
-        throttle: the file that throttles the counting jobs as long as it exists.
-        log: the file with what was done.
-        counts: how often each action was done.
-        submissions: all that were acknowledged, in order.
-        frozen: the processes of jobs on hosts that fell silent. Meanwhile their jobs may have been
-            started elsewhere, which they hear some steps after they have woken up.
-    """
+    """Does what was drawn, on one cluster."""
 
     lab: LiveCluster
     servers: Sequence[Server]
-    store: ClusterStore
-    throttle: Path
+    store: ClusterStore  # in a session that only this driver uses
+    throttle: Path  # as long as it exists the counting jobs are slow
     log: Path
+    # Processes of jobs on hosts that fell silent. Meanwhile their jobs may have been started
+    # elsewhere, which they hear some steps after they have woken up.
     frozen: set[int] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
     submissions: list[Submission] = field(default_factory=list)
@@ -279,7 +252,6 @@ class Driver:
         return one, manifest
 
     def _want(self, choice: Choice, verb: str, of: Sequence[Submission], goal: Goal | None) -> str:
-        """Ask for something else of a job; return what was done."""
         one = _picked(of, choice.pick)
         if one is None:
             return ""

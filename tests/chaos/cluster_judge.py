@@ -45,22 +45,13 @@ SAVED_S = 10.0  # a run that has trained for so long has saved a checkpoint afte
 
 
 class Judge:
-    """Looks at the cluster in a thread of its own.
-
-    Args:
-        lab: the cluster.
-        submissions: what was acknowledged; others add to it.
-
-    Attributes:
-        wrong: what is wrong, in sentences; empty as long as nothing is.
-        looks: how often it has looked at the processes, and at the records.
-    """
+    """Looks at the cluster in a thread of its own; others add to ``submissions``."""
 
     def __init__(self, lab: LiveCluster, submissions: Sequence[Submission]) -> None:
         self._lab = lab
         self._submissions = submissions
         self.wrong: list[str] = []
-        self.looks = [0, 0]
+        self.looks = [0, 0]  # at the processes, and at the records
         self._created: dict[str, tuple[str, float]] = {}  # token -> job, when it was created
         self._runs: dict[tuple[str, int], int] = {}  # name and order -> number of runs
         self._agents: dict[str, set[tuple[int, int]]] = {}  # by host: two pids seen together
@@ -221,11 +212,7 @@ class Judge:
         return found if lent else found + self._not_free(now)
 
     def _not_free(self, now: ClusterSnapshot) -> list[str]:
-        """Return which hosts have something of a job, or do not offer what they are to offer.
-
-        A host that comes by itself is to offer its slots, and one that is borrowed has been given
-        back.
-        """
+        """Return which hosts have something of a job, lack an offer, or were not given back."""
         lent = isinstance(self._lab, FleetCluster)
         found = []
         for host in now.hosts:
@@ -373,10 +360,7 @@ def _device(pid: int) -> str:
 
 
 def _live_together(first: RunProcess, other: RunProcess) -> bool:
-    """Return whether two processes were alive at one moment.
-
-    Both were seen; if the first one lives still after the second was seen, they were.
-    """
+    """Return whether both, which were seen, were alive at one moment."""
     return _lives(other) and _lives(first)
 
 

@@ -174,10 +174,7 @@ def fault_scenario(
     environment: dict[str, str] | None = None,
     **settings: Any,
 ) -> Iterator[FaultScenario]:
-    """Run a job under ``faults``, and kill it at the end of the block if it still runs.
-
-    ``settings``: fields of :class:`FaultScenario`.
-    """
+    """Run a job under ``faults``; kill it at the end of the block if it still runs."""
     with scenario(
         directory,
         zookeeper,
@@ -190,3 +187,10 @@ def fault_scenario(
         **settings,
     ) as job:
         yield job
+
+
+def survives(directory: Path, zookeeper: str, **settings: Any) -> None:
+    """Let all faults of ``settings`` strike a job, which then must have counted right."""
+    with fault_scenario(directory, zookeeper, **settings) as job:
+        job.wait_for_strikes()
+        job.prove()

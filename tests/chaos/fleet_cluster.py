@@ -33,23 +33,14 @@ Later = Callable[[float, Callable[[], object]], None]
 
 
 class Engine(Protocol):
-    """An engine that lends hosts, as a test runs it on this machine.
-
-    Attributes:
-        hosts: the names of the machines that it lends.
-        options: the options of `edl cluster start` with which a cluster borrows them.
-        environment: the variables of its users.
-        enter: the words before a command that run it on a machine from which it can be reached.
-        address: the address of this process for its machines.
-        weights: what can be done to it, by name, and how often that is to be done.
-    """
+    """An engine that lends hosts, as a test runs it on this machine."""
 
     hosts: Sequence[str]
-    options: Sequence[str]
-    environment: Mapping[str, str]
-    enter: Sequence[str]
-    address: str
-    weights: Mapping[str, float]
+    options: Sequence[str]  # of `edl cluster start`, with which a cluster borrows them
+    environment: Mapping[str, str]  # of its users
+    enter: Sequence[str]  # the words before a command that run it where it can be reached from
+    address: str  # of this process, for its machines
+    weights: Mapping[str, float]  # what can be done to it, and how often that is to be done
 
     def strike(self, action: str, pick: float, size: float, later: Later) -> str:
         """Do one of ``weights``; return what was done, empty if there was nothing to do it to."""
@@ -84,10 +75,7 @@ class Engine(Protocol):
 
 
 class LeasedHost:
-    """The machine of an engine, with the `edl host` that it starts there, if it does.
-
-    It has what :class:`benchmarks.cluster.live.Supervised` has for a host that comes by itself.
-    """
+    """As :class:`benchmarks.cluster.live.Supervised`, for a host that an engine starts."""
 
     def __init__(self, name: str, engine: Engine, state: Path) -> None:
         self.host, self.name = name, f"host-{name}"
@@ -115,7 +103,6 @@ class LeasedHost:
         return found[0].pid if found else None
 
     def kill(self) -> int | None:
-        """Kill -9 the `edl host` there; the engine notices it."""
         return self.send(signal.SIGKILL)
 
     def hold(self) -> None:
@@ -136,18 +123,7 @@ class LeasedHost:
 
 
 class FleetCluster(LiveCluster):
-    """A cluster of real processes on this machine, of which the hosts are borrowed.
-
-    Args:
-        directory: an existing directory for logs and state.
-        zookeeper: the ZooKeeper servers, "host:port,host:port".
-        engine: what lends the hosts.
-        policy: the policy of the cluster.
-
-    Attributes:
-        engine: what lends the hosts.
-        machines: the machines that it lends, by name; ``hosts`` has the same ones.
-    """
+    """A cluster of real processes on this machine, of which the hosts are borrowed."""
 
     def __init__(
         self, directory: Path, zookeeper: str, engine: Engine, policy: str = "max_min"
@@ -176,10 +152,7 @@ class FleetCluster(LiveCluster):
         super().signal_host(host, number)
 
     def kill_host(self, host: str) -> None:
-        """Kill -9 all processes of a machine, and start none there until it is released.
-
-        When this returns, none lives any more.
-        """
+        """Kill -9 all processes of a machine; none lives there until it is released."""
         deadline_s = time.monotonic() + 20.0
         while time.monotonic() < deadline_s:
             self.engine.take_down(host)
@@ -209,7 +182,6 @@ class FleetCluster(LiveCluster):
 
 
 def _words(process: psutil.Process) -> list[str]:
-    """Return the command line of a process; empty if it has ended."""
     try:
         return list(process.cmdline())
     except psutil.Error:

@@ -47,16 +47,7 @@ TROUBLES = {
 
 
 class Outages:
-    """The two jobs, and what has been seen of the first one.
-
-    Args:
-        lab: the cluster, which has no hosts yet.
-        minutes: for how long slots move.
-
-    Attributes:
-        moves: how often half of the slots have moved.
-        kills: how often the controller of the engine was killed.
-    """
+    """The two jobs, and what has been seen of the first one."""
 
     def __init__(self, lab: FleetCluster, minutes: float) -> None:
         self.moves = self.kills = 0
@@ -72,7 +63,6 @@ class Outages:
         self._epochs = max(2, round(steps * BATCH * self._slots / SAMPLES))
 
     def run(self) -> None:
-        """Move slots and kill for so long, then let the jobs end."""
         Throttle(STEP_S, 10**6, STEP_S).put(self._throttle)
         self._submit()
         hosts = self._offered()

@@ -70,7 +70,6 @@ class RayEngine:
         self._held: set[str] = set()
 
     def strike(self, action: str, pick: float, size: float, later: Later) -> str:
-        """Do what a name in ``weights`` says; see :class:`fleet_cluster.Engine`."""
         node = self.hosts[min(int(pick * len(self.hosts)), len(self.hosts) - 1)]
         if action == "GCS":
             return self._kill_gcs(15.0 * size, later)
@@ -229,12 +228,10 @@ def ray_engine() -> Iterator[RayEngine]:
 
 
 def _is_program(process: psutil.Process) -> bool:
-    """Return whether a process calls Ray for a controller."""
     return any(word.endswith("/ray_program.py") for word in _words(process))
 
 
 def _words(process: psutil.Process) -> list[str]:
-    """Return the command line of a process; empty if it has ended."""
     try:
         return list(process.cmdline())
     except psutil.Error:

@@ -24,7 +24,6 @@ class Restores:
         self._thread.start()
 
     def later(self, after_s: float, restore: Callable[[], object]) -> None:
-        """Call ``restore`` after so many seconds."""
         with self._changed:
             due_s = time.monotonic() + after_s
             heapq.heappush(self._waiting, (due_s, next(self._numbers), restore))

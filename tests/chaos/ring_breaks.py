@@ -78,10 +78,7 @@ def break_rings(runs: int, workers: int, seed: int = 0) -> None:
 
 @contextmanager
 def _started(options: list[str], workers: int, said: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Start the processes of the workers, and kill them at the end of the block.
-
-    The stderr of each goes into a file of the folder ``said``.
-    """
+    """Start the workers, whose stderr goes into ``said``; kill them at the end of the block."""
     processes: list[subprocess.Popen[str]] = []
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HOROVOD_FUSION_THRESHOLD": "0"}
     try:
@@ -171,10 +168,7 @@ def _cut_one() -> None:
 
 
 def _send_until_it_breaks(ring: Ring, sizes: list[int]) -> str:
-    """Make steps until a collective fails.
-
-    Return what was wrong among the collectives that had not failed; empty if nothing was.
-    """
+    """Make steps until a collective fails; return what was wrong in those before, or nothing."""
     import torch
 
     from edl.ring.ring import CollectiveFailed

@@ -84,7 +84,6 @@ class SlurmEngine:
         self._controller = slurm.kept["slurmctld"]
 
     def strike(self, action: str, pick: float, size: float, later: Later) -> str:
-        """Do what a name in ``weights`` says; see :class:`fleet_cluster.Engine`."""
         node = self.hosts[min(int(pick * len(self.hosts)), len(self.hosts) - 1)]
         frozen = action.startswith("frozen ")
         if action.endswith("slurmctld"):
@@ -115,7 +114,6 @@ class SlurmEngine:
                 one.kill()
 
     def bring_up(self, host: str) -> None:
-        """Start slurmd of a node again."""
         self.slurm.kept[host].release()
 
     def take_head_down(self) -> None:
@@ -123,7 +121,6 @@ class SlurmEngine:
         self._controller.kill()
 
     def bring_head_up(self) -> None:
-        """Start slurmctld again."""
         self._controller.release()
 
     def calm(self) -> None:
@@ -148,7 +145,6 @@ class SlurmEngine:
         return ["slurmctld does not answer"] if text is None else text.splitlines()
 
     def story(self) -> str:
-        """Return the ends of the logs of the daemons."""
         return self.slurm.story()
 
     def _silence(self, kept: Supervised, frozen: bool, away_s: float, later: Later) -> str:

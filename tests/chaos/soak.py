@@ -55,8 +55,6 @@ END_S = 1200.0
 
 @dataclass
 class Series:
-    """One quantity over time."""
-
     name: str
     unit: str
     values: list[float] = field(default_factory=list)

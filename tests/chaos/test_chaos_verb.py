@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
+import forked
 import pytest
 from fault_scenario import START_S, FaultScenario, fault_scenario, training
 
@@ -63,9 +63,7 @@ def test_what_cannot_be_done_gets_a_sentence(
     words: list[str], code: int, message: str, tmp_path: Path, zk_hosts: str
 ) -> None:
     environment = FaultScenario(tmp_path, zk_hosts).environment
-    done = subprocess.run(
-        [EDL, "chaos", *words], capture_output=True, text=True, env=environment, timeout=60
-    )
+    done = forked.by_exec([EDL, "chaos", *words], 60, env=environment)
     assert done.returncode == code, done.stderr
     assert done.stderr.startswith(f"edl: {message}"), done.stderr
     assert done.stderr.count("\n") == 1

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fault_scenario import Fault, even, fault, fault_scenario, refilled
+from fault_scenario import Fault, even, fault, fault_scenario, refilled, survives
 
 from edl import failpoints as named
 
@@ -37,9 +37,7 @@ def test_two_at_once_then_leader_newcomer_and_worker(tmp_path: Path, zk_hosts: s
     """The last three one at a time; the ring is whole again in between."""
     one_by_one = [[fault("reduced", "leader")], [fault("broadcast", "new")], [fault("gradient")]]
     faults = [*AT_ONCE["the leader and another"], *one_by_one]
-    with fault_scenario(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, epochs=4) as job:
-        job.wait_for_strikes()
-        job.prove()
+    survives(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, epochs=4)
 
 
 @pytest.mark.parametrize("point", ["build", "built"])
@@ -60,11 +58,7 @@ def test_in_a_step(
 ) -> None:
     """One after the other of four workers; two or more are left."""
     faults = [[fault(point, role)] for point in points]
-    with fault_scenario(
-        tmp_path, zk_hosts, np=4, max_np=4, faults=faults, num_workers=num_workers
-    ) as job:
-        job.wait_for_strikes()
-        job.prove()
+    survives(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, num_workers=num_workers)
 
 
 @pytest.mark.parametrize("role", ["plain", "leader"])
@@ -72,11 +66,7 @@ def test_in_a_step_of_several_optimizers(role: str, tmp_path: Path, zk_hosts: st
     """An even and an odd number of steps after the strike before: in both steps of a batch."""
     faults = [[fault(point, role, after=4 + n % 2, size=3)] for n, point in enumerate(SEVERAL)]
     script = {"EDL_TEST_SCRIPT": "counting_several.py"}
-    with fault_scenario(
-        tmp_path, zk_hosts, np=4, max_np=4, faults=faults, environment=script
-    ) as job:
-        job.wait_for_strikes()
-        job.prove()
+    survives(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, environment=script)
 
 
 @pytest.mark.parametrize(("role", "num_workers"), [("plain", 2), ("leader", 0)])
@@ -84,7 +74,7 @@ def test_in_a_step_of_several_batches(
     role: str, num_workers: int, tmp_path: Path, zk_hosts: str
 ) -> None:
     faults = [[fault(point, role, size=3)] for point in ACCUMULATING]
-    with fault_scenario(
+    survives(
         tmp_path,
         zk_hosts,
         np=4,
@@ -94,9 +84,7 @@ def test_in_a_step_of_several_batches(
         batch_size=2,
         more=("--exchange", "2", "--accumulate", "3"),
         throttled=even(0.05),
-    ) as job:
-        job.wait_for_strikes()
-        job.prove()
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,9 +99,7 @@ def test_in_a_step_of_a_stream(
     faults += [[fault(REPAIR[-1], role, after=1, size=3)]]
     more = ("--exchange", "2", "--stream", stream)
     settings = {"num_workers": num_workers, "more": more}
-    with fault_scenario(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, **settings) as job:
-        job.wait_for_strikes()
-        job.prove()
+    survives(tmp_path, zk_hosts, np=4, max_np=4, faults=faults, **settings)
 
 
 @pytest.mark.parametrize("role", ["plain", "leader"])
@@ -149,9 +135,7 @@ def test_while_another_death_is_repaired(
         for point in points
         for group in ([fault("gradient", first, size=3)], [fault(point, role, after=0)])
     ]
-    with fault_scenario(tmp_path, zk_hosts, np=4, max_np=4, faults=faults) as job:
-        job.wait_for_strikes()
-        job.prove()
+    survives(tmp_path, zk_hosts, np=4, max_np=4, faults=faults)
 
 
 @pytest.mark.parametrize("point", LEADING)

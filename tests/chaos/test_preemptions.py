@@ -26,11 +26,7 @@ PACE = Throttle(0.4, 100_000)  # in each iteration: a step takes 0.8 to 3.2 s
 def preempted(
     directory: Path, zookeeper: str, script: Sequence[object], logical: int, times: int
 ) -> None:
-    """Run a script to its end, and preempt it ``times`` times on the way.
-
-    Each run has another number of workers, and a checkpoint in ``directory``/saved. It begins with
-    the step after the one with which the run before has ended.
-    """
+    """Run a script to its end, preempted on the way; each run has another size."""
     drawn, size, step = random.Random(46), 0, 0
     words = [*script, "--checkpoint", str(directory / "saved"), "--sharded"]
     for run in range(times + 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fault_scenario import even, fault, fault_scenario
+from fault_scenario import even, fault, survives
 
 pytestmark = [pytest.mark.chaos]
 
@@ -13,10 +13,7 @@ POINTS = ("step", "records", "gradient", "averaged", "reduced", "applied")
 
 
 def faults(role: str) -> list[list[dict[str, object]]]:
-    """Return faults an even and an odd number of steps after the strike before.
-
-    So they strike in both steps of a batch.
-    """
+    """Return faults an even and an odd number of steps after the one before: in both of a batch."""
     found = []
     for number, point in enumerate((*POINTS, "records", "reduced")):
         missed = {"signal": "MISS"} if point == "averaged" else {}
@@ -32,6 +29,4 @@ def test_each_counts_each_sample_once(mode: str, role: str, tmp_path: Path, zk_h
     environment = {"EDL_TEST_SCRIPT": "tf_counting_several.py", "EDL_TEST_MODE": mode}
     settings = {"faults": faults(role), "environment": environment, "throttled": even(0.3)}
     more = () if mode == "fit" else ("--exchange", "2")
-    with fault_scenario(tmp_path, zk_hosts, np=4, max_np=4, more=more, **settings) as job:
-        job.wait_for_strikes()
-        job.prove()
+    survives(tmp_path, zk_hosts, np=4, max_np=4, more=more, **settings)

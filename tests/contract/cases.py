@@ -57,10 +57,7 @@ def gather(member: Member) -> list[int]:
 
 
 def fails(member: Member) -> float:
-    """How long it takes until the ring of generation 1 fails, in which nobody waits for ever.
-
-    It may fail on one member while that still builds it, and not on another.
-    """
+    """How long until the ring of generation 1 fails, perhaps on one that still builds it."""
     began = member.now_s()
     try:
         if not member.ring.is_open:

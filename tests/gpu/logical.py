@@ -14,7 +14,7 @@ from pathlib import Path
 
 from job import Failed, Job
 
-sys.path.append(str(Path(__file__).parents[1] / "integration"))
+sys.path.extend(str(Path(__file__).parents[1] / name) for name in (".", "integration"))
 from logical_runs import digests
 
 from edl.testing import throttle

@@ -28,10 +28,7 @@ def through_a_join_and_a_kill(job: Run, first_steps: int, restarts: bool = False
 
 
 def agreed_rows(directory: Path) -> dict[tuple[int, int], list[Any]]:
-    """Return what all workers have written of each (generation, update), in order.
-
-    Assert that it is the same on all.
-    """
+    """Return what all workers have written alike of each (generation, update), in order."""
     rows: dict[tuple[int, int], list[Any]] = {}
     for path in directory.glob("w*.jsonl"):
         for generation, number, *row in map(json.loads, path.read_text().splitlines()):

@@ -61,10 +61,7 @@ class Running:
         self.process.send_signal(number)
 
     def signal_again(self, number: signal.Signals) -> None:
-        """Send a second signal, after the pause that the agent asks for between two signals.
-
-        The agent must have heard the first one, which its output tells.
-        """
+        """Send a second signal, after the agent's pause; it must have heard the first one."""
         time.sleep(ONE_SIGNAL_S)
         self.signal(number)
 
@@ -98,14 +95,12 @@ class Shell:
         place = cwd or self.directory
         if self.forks and (done := forked.run_to_end(words, place, self.environment, timeout_s)):
             return done
-        return subprocess.run(
+        return forked.by_exec(
             [sys.executable, "-m", "edl.cli.main", *words],
+            timeout_s,
             cwd=cwd or self.directory,
             env=self.environment,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
         )
 
     def start(self, *words: str) -> Running:
@@ -152,10 +147,7 @@ class Shell:
         yield JobStore(self._identified(tuple(Access(job, secret) for secret in known)), job)
 
     def _identified(self, known: tuple[Access, ...]) -> Session:
-        """One session for all looks of a test, for those who wait look often.
-
-        One that has lost its server is replaced, as if another `edl status` asked.
-        """
+        """One session for all looks of a test; another one if it has lost its server."""
         hosts = self.environment["EDL_ZOOKEEPER"]
         session = self._session
         if session is None or session.hosts != hosts or not session.connected:

@@ -19,19 +19,9 @@ def python_with(
 ) -> Path:
     """Return a Python with some libraries; the first test that needs it installs them.
 
-    It is kept in ``$XDG_CACHE_HOME/edl/tests`` (``~/.cache/edl/tests``) for the next run.
-
-    Args:
-        name: the name of its folder there; one with the releases in it, so that a new release gets
-            a new folder.
-        requirements: what pip installs, with releases.
-        beside_edl: whether it also imports what this Python has: edl's dependencies, Horovod, the
-            frameworks. pip leaves them as they are. edl itself is in the repository, for which the
-            caller sets ``PYTHONPATH``.
-        other: packages of these of which it may have another release, as the libraries need.
-
-    Raises:
-        AssertionError: pip cannot install them; the text has its message.
+    It stays in ``~/.cache/edl/tests/NAME``; ``name`` has the releases in it, for new ones get a
+    new folder. ``beside_edl``: it also imports what this Python has, which pip leaves as it is but
+    for ``other``; edl itself is in the repository, for which the caller sets ``PYTHONPATH``.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     directory = cache / "edl" / "tests" / name
@@ -69,3 +59,17 @@ def _run(*words: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, timeout=INSTALL_S)
     assert done.returncode == 0, f"{' '.join(words)}: {done.stderr[-2000:]}"
     return done.stdout
+
+
+def lightning_python() -> Path:
+    libraries = ("lightning==2.6.6", "torchmetrics==1.9.0")
+    return python_with("lightning-2.6.6", *libraries, beside_edl=True)
+
+
+def huggingface_python() -> Path:
+    libraries = ("transformers==5.24.0", "accelerate==1.15.0", "datasets==5.2.0")
+    return python_with("huggingface-5.24.0", *libraries, beside_edl=True)
+
+
+def webdataset_python() -> Path:
+    return python_with("webdataset-1.0.2", "webdataset==1.0.2", beside_edl=True)

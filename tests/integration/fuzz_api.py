@@ -50,11 +50,7 @@ class Signed(requests.auth.AuthBase):
 
 
 def fuzz(url: str, key: str, is_valid: bool, examples: int = EXAMPLES) -> Counter[int]:
-    """Fail if an answer of the API at ``url`` is not one that its description allows.
-
-    ``key`` signs the requests, which are allowed by the description if ``is_valid``. The result is
-    how many answers had which status.
-    """
+    """Fail if the description allows an answer not; return how many had which status."""
     statuses: Counter[int] = Counter()
     load_all_checks()
     checks = [CHECKS.get_one(name) for name in WANTED]

@@ -25,11 +25,7 @@ Line = dict[str, Any]
 
 
 def prove_as_one_process(out: Path, epochs: int, workers: int | None = None) -> list[Line]:
-    """Repeat each step on its global batch; returns what the workers wrote of their steps.
-
-    Who was in a step, and with how many samples, they say themselves; that it is true shows in
-    their weights. ``workers``: how many trained to the end; None: any number.
-    """
+    """Repeat each step on its global batch; return what the workers wrote of theirs."""
     batches: dict[tuple[int, int], list[int]] = {}
     steps: dict[int, list[Line]] = defaultdict(list)
     finals = []
@@ -67,11 +63,7 @@ def prove_as_one_process(out: Path, epochs: int, workers: int | None = None) -> 
 
 
 def _train_alone(batches: list[tuple[list[int], int]]) -> tuple[int, list[Line]]:
-    """Train the batches (sample indices, epoch) in one process without a job.
-
-    Returns:
-        The number of samples of an epoch, and what became of each step.
-    """
+    """Train the batches without a job; return the samples of an epoch, and each step."""
     done = forked.python("torch", ["-c", ALONE], 120.0, json.dumps(batches), cwd=SCRIPTS)
     assert done.returncode == 0, done.stderr
     samples, rows = json.loads(done.stdout)

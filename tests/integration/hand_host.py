@@ -27,10 +27,7 @@ GRACE_S = 10.0  # for an agent to end by itself
 
 @dataclass
 class HandHost:
-    """What `edl host` does, for one test: no death of its own, no adoption.
-
-    Use it as a context manager.
-    """
+    """What `edl host` does, for one test: no death of its own, no adoption."""
 
     shell: Shell
     access: Access

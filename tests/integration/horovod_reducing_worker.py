@@ -34,7 +34,6 @@ def values(rank: int, size: int, kind: torch.dtype) -> torch.Tensor:
 
 @functools.cache
 def in_order(size: int, kind: torch.dtype) -> torch.Tensor:
-    """Return the sum of the tensors of all ranks, in their order."""
     total = values(0, size, kind)
     for rank in range(1, hvd.size()):
         total = total + values(rank, size, kind)
@@ -68,11 +67,7 @@ def wakes_of_an_idle_ring() -> int:
 
 
 def cost_of_a_wait() -> dict[str, float]:
-    """Return the processor time of a wait for rank 0, and for how long it went on after a signal.
-
-    The keys are "cpu_s" and "after_signal_s", both in seconds; the latter is 0 if Python handled
-    the signal after the wait.
-    """
+    """Return the processor time of a wait for rank 0, and how long it outlasted a signal."""
     handled: list[float] = []
     signal.signal(signal.SIGALRM, lambda *_: handled.append(time.monotonic()))
     hvd.allreduce(torch.ones(1), name="together")

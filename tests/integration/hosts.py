@@ -56,7 +56,6 @@ class HostsScenario(Scenario):
         self.agents[host] = self._spawn(command, output, **environment)
 
     def try_join(self, host: str, *options: str) -> subprocess.CompletedProcess[str]:
-        """Run `edl join` on ``host`` to its end, and return its result."""
         return subprocess.run(
             self._joining(host, *options),
             capture_output=True,
@@ -88,7 +87,6 @@ class HostsScenario(Scenario):
         self.wait_for_size(np)
 
     def host_output(self, host: str) -> str:
-        """Return what the agent on ``host`` has printed."""
         if host == self.first:
             return self.output()
         return (self.directory / f"{host}.output").read_text(errors="replace")
@@ -145,10 +143,7 @@ def wrong_clock(directory: Path) -> Path:
 
 @contextmanager
 def on_hosts(net: Net, directory: Path, **settings: Any) -> Iterator[HostsScenario]:
-    """Run a job on the hosts of ``net``, with one slot on each.
-
-    ``settings`` are as for :func:`scenario`.
-    """
+    """Run a job on the hosts of ``net``, with one slot on each."""
     settings = {"kind": HostsScenario, "net": net, **settings}
     settings["options"] = ["--slots", "1", *settings.get("options", ())]
     with (
@@ -159,7 +154,6 @@ def on_hosts(net: Net, directory: Path, **settings: Any) -> Iterator[HostsScenar
 
 
 def zookeeper_on(net: Net, directory: Path) -> Server:
-    """ZooKeeper on the host `zk`."""
     return Server(
         directory / "zookeeper",
         2181,

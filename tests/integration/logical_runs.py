@@ -1,12 +1,16 @@
-"""Runs of scripts/logical.py, and the digests of their state after each step."""
+"""Runs of scripts/logical.py, the digests of states after each step, and preemptions."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import forked
 from paths import SCRIPTS
+
+from edl.testing.job import started
+from edl.testing.throttle import Throttle
 
 LOGICAL = SCRIPTS / "logical.py"
 EPOCH = {4: 13, 8: 7}  # steps, by the number of logical workers: 200 samples, 4 for each of them
@@ -34,3 +38,30 @@ def digests(directory: Path) -> dict[int, str]:
                 continue  # the worker was killed while it wrote
             assert found.setdefault(int(step), digest) == digest, f"{diary.name}, step {step}"
     return found
+
+
+def preempted(
+    directory: Path,
+    zookeeper: str,
+    script: Sequence[str | Path],
+    sizes: Sequence[int],
+    options: Sequence[str],
+    at_step: Callable[[int], int],
+    throttled: Throttle,
+    limit_s: float = 120.0,
+) -> None:
+    """Train on ``sizes`` of workers, one after the other; each but the last run is preempted."""
+    for run, size in enumerate(sizes):
+        of_run = directory / f"run{run}"
+        of_run.mkdir()
+        words = [*options, *(("--resume",) if run else ())]
+        with started(
+            of_run, zookeeper, *script, np=size, max_np=4, options=words, throttled=throttled
+        ) as job:
+            job.wait_for_step(at_step(run), limit_s)
+            if run + 1 < len(sizes):
+                job.edl("preempt", "--within", "60s")
+                assert job.end(limit_s) == 96, job.describe("it was not preempted")
+            else:
+                job.hurry()
+                assert job.end(limit_s) == 0, job.describe("it failed")

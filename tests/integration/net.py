@@ -173,10 +173,7 @@ class Net:
 
     @contextlib.contextmanager
     def visited(self, host: str) -> Iterator[None]:
-        """Let this thread be on ``host``: its sockets, and the threads and processes it starts.
-
-        The name of the machine and the files in /etc stay as they are here.
-        """
+        """Let this thread, what it opens and what it starts be on ``host``; name and /etc stay."""
         with (
             open("/proc/thread-self/ns/net") as home,
             open(f"/run/netns/{self._namespace(host)}") as namespace,
@@ -206,7 +203,6 @@ class Net:
         return [(_end(one[1]), _end(one[2]), one[3]) for one in words]
 
     def processes(self, host: str) -> list[psutil.Process]:
-        """All that lives on ``host``."""
         found = []
         for pid in _ip("netns", "pids", self._namespace(host)).split():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -216,7 +212,6 @@ class Net:
         return found
 
     def kill(self, host: str) -> None:
-        """Kill -9 every process on ``host``."""
         deadline = time.monotonic() + 10.0
         while processes := self.processes(host):
             assert time.monotonic() < deadline, f"these on host {host} do not die: {processes}"
@@ -292,7 +287,6 @@ def _tun(interface: str) -> int:
 
 
 def _packets(device: int) -> list[bytes]:
-    """Read the IPv4 packets that are there."""
     packets = []
     while True:
         try:

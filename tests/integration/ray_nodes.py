@@ -35,8 +35,6 @@ START_S = 120.0
 
 
 class RayNodes:
-    """The cluster; a context manager."""
-
     def __init__(self, net: Net, hosts: Sequence[str]) -> None:
         self._net, self._hosts = net, hosts
         self.python = python_with(f"ray-{RELEASE}", f"ray=={RELEASE}")

@@ -134,10 +134,7 @@ class RingSettings:
         self._server.close()
 
     def run(self, settings: Mapping[str, str], directory: Path) -> dict[int, Any]:
-        """Return what each worker says of its rings under ``settings``; "killed" for VICTIM.
-
-        A worker that dies of itself says with which signal, and one that stands still says nothing.
-        """
+        """Return what each says of its rings, or its signal; nothing if it stands still."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._cases += 1
@@ -180,11 +177,6 @@ def _generation(case: int, number: int, workers: tuple[int, ...], port: int) -> 
 
 
 def _wait_for(path: Path) -> None:
-    """Poll until the file is there.
-
-    Raises:
-        TimeoutError: it is not after CASE_S.
-    """
     deadline = time.monotonic() + CASE_S
     while not path.exists():
         if time.monotonic() > deadline:

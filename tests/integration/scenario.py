@@ -213,10 +213,7 @@ def check_repair(parts: dict[str, float]) -> None:
 
 
 def longest_stall(reports: Sequence[dict[str, Any]]) -> float:
-    """Return the longest pause of any worker between two steps, in seconds.
-
-    Pauses before a worker's own first step do not count.
-    """
+    """Return the longest pause of any worker between two steps after its first, in seconds."""
     return max(
         (
             pause["seconds"]
@@ -252,10 +249,7 @@ def scenario(
     kind: type[Kind] = Scenario,
     **settings: Any,
 ) -> Iterator[Kind]:
-    """Run a job that trains, and kill it at the end of the block if it still runs.
-
-    ``settings``: fields of ``kind``.
-    """
+    """Run a job that trains; kill it at the end of the block. ``settings``: fields of ``kind``."""
     job = kind(directory, zookeeper)
     for name, value in settings.items():
         setattr(job, name, value)

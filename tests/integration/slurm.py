@@ -135,10 +135,7 @@ class Slurm:
         self._start("slurmctld", "-D")
 
     def save(self) -> None:
-        """Wait until slurmctld has written the jobs that run now into its file of jobs.
-
-        It does so some seconds after a change; if it is killed before, it forgets them.
-        """
+        """Wait until slurmctld has written its jobs down; killed before, it forgets them."""
         saved = self.directory / "state" / "job_state"
         before = saved.stat().st_mtime_ns if saved.exists() else 0
         for job in self.run("squeue", "--noheader", "--format=%A").split():
@@ -182,13 +179,11 @@ class Slurm:
         self._newest[program] = daemon
 
     def _command(self, program: str, *words: str) -> list[str]:
-        """Return the command of a daemon."""
         path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
         assert path, f"{program} is not installed; `make setup-tests` does it"
         return [*self._enter, path, *words, "-f", str(self.configuration)]
 
     def _kill(self) -> None:
-        """End the daemons, and what they have started."""
         mine = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):

@@ -179,10 +179,7 @@ class Worker:
             decisions.put_status(status)
 
     def gone(self, snapshot: Snapshot) -> dict[int, str]:
-        """Return the members that this leader saw in no ring, once they are absent for long.
-
-        One that has only lost its session opens another one before that.
-        """
+        """Return who is in no ring for longer than a lost session is opened again."""
         here = {member.id for member in snapshot.members}
         self.entered |= {member.id for member in snapshot.members if member.generation}
         members = snapshot.generation.worker_ids if snapshot.generation is not None else ()

@@ -33,11 +33,7 @@ exec /usr/lib/systemd/systemd --system --show-status=no --log-target=console
 
 
 class Systemd:
-    """A systemd that runs; :func:`booted` gives one.
-
-    Attributes:
-        enter: The words before a command that let it run there.
-    """
+    """A systemd that runs; ``enter``: the words before a command that let it run there."""
 
     def __init__(self, pid: int, log: Path) -> None:
         self.enter = ("nsenter", "-t", str(pid), "-p", "-m", "-C", "--")
@@ -72,10 +68,7 @@ class Systemd:
 
 @contextmanager
 def booted(directory: Path) -> Iterator[Systemd]:
-    """While entered, let a systemd run in its own namespaces; it needs root.
-
-    ``directory`` gets its log.
-    """
+    """While entered, let a systemd run in namespaces of its own; it needs root."""
     log = directory / "systemd.log"
     groups = _own_cgroups(f"edl-test-{os.getpid()}")
     unshare = ("--pid", "--mount", "--uts", "--ipc", "--cgroup", "--fork", "--mount-proc")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import forked
 import pytest
 from extra_python import python_with
 from paths import ROOT
@@ -87,12 +88,10 @@ def test_a_job_is_preempted_and_goes_on_from_s3(
         assert job.end() == HALTED_EXIT, job.describe("it ended otherwise")
         assert f"is saved in {URL}; `edl run --resume` goes on" in job.output()
         environment = {**job.environment, "PYTHONPATH": str(ROOT)}
-    shown = subprocess.run(
+    shown = forked.by_exec(
         [s3_python(), "-m", "edl.cli.main", "checkpoint", "show", "--json", URL],
+        120,
         env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
         check=True,
     )
     saved = json.loads(shown.stdout)

@@ -74,7 +74,6 @@ class Lab:
         return self.report.jobs.get(job, JobReport(""))
 
     def assign(self, **jobs: JobAssignment) -> int:
-        """Assign ``jobs`` to the host; return the version."""
         return self.assign_to("a", **jobs)
 
     def assign_to(self, name: str, **jobs: JobAssignment) -> int:

@@ -363,20 +363,6 @@ class TestWanted:
                 call("digit")
             assert str(caught.value) == "there is no job named 'digit'; known jobs: digits"
 
-    def test_what_has_ended_can_only_be_removed(self, store: ClusterStore) -> None:
-        submit_job(store, manifest())
-        end(store, lead(store), "digits", LifeEvent.FINISH)
-        with pytest.raises(UsageError, match=r"job digits has ended \(finished\); submit it again"):
-            store.jobs.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.HALT))
-        store.jobs.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.GONE))
-        assert [job.name for job in jobs_to_remove(store.jobs.list(), 1.0)] == ["digits"]
-
-    def test_what_is_deleted_is_not_wanted_again(self, store: ClusterStore) -> None:
-        submit_job(store, manifest())
-        store.jobs.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.GONE))
-        with pytest.raises(UsageError, match="job digits is being deleted; submit it again when"):
-            store.jobs.change_wanted("digits", lambda wanted: replace(wanted, goal=Goal.RUN))
-
     def test_a_deletion_that_is_sent_again_ends_no_other_job(self, store: ClusterStore) -> None:
         submit_job(store, manifest())
         seen_s = store.jobs.get("digits").submitted_s

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.long]
 
 @pytest.mark.parametrize("framework", ["torch", "fit"])
 def test_it_ends_and_is_not_replaced(framework: str, tmp_path: Path, zk_hosts: str) -> None:
-    script = [SCRIPTS / "rate_by_counter.py", framework]
+    script = [SCRIPTS / "own_counter.py", framework, "decay"]
     with started(tmp_path, zk_hosts, *script, np=2, max_np=4, throttled=Throttle()) as job:
         job.wait_for_step(5)
         job.scale(3)

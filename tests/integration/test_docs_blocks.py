@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import forked
 import pytest
 from kazoo.client import KazooClient
 from paths import ROOT
@@ -46,15 +47,8 @@ class Terminal:
 
     def run(self, command: str) -> str:
         """Its output; it must end with 0."""
-        ended = subprocess.run(
-            command,
-            shell=True,
-            cwd=self._directory,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            check=False,
+        ended = forked.by_exec(
+            command, WAIT_S, shell=True, cwd=self._directory, env=self._environment
         )
         assert ended.returncode == 0, f"{command}: {ended.stdout}{ended.stderr}"
         return ended.stdout

@@ -10,18 +10,16 @@ import io
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
+import forked
 import pytest
-from huggingface_python import huggingface_python
-from lightning_python import lightning_python
+from extra_python import huggingface_python, lightning_python, webdataset_python
 from mds_python import mds_python, stand_ins, write_shards
 from paths import ROOT
 from PIL import Image
-from webdataset_python import webdataset_python
 
 from edl.testing.job import WAIT_S
 
@@ -94,15 +92,7 @@ def ran(
         "EDL_ZOOKEEPER": zookeeper,
         "XDG_STATE_HOME": str(directory / "state"),
     }
-    ended = subprocess.run(
-        [python, script],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=2 * WAIT_S,
-        check=False,
-    )
+    ended = forked.by_exec([python, script], 2 * WAIT_S, cwd=directory, env=environment)
     assert ended.returncode == 0, f"{script.read_text()}\n{ended.stdout}{ended.stderr}"
     return ended.stdout
 

@@ -27,10 +27,7 @@ RESTORED = Event(1.0, 3, 7, "w4 wrote it again", JobRestoredDetails("w4"))
 
 
 def restored(job: Scenario, before: dict[str, Any]) -> dict[str, Any]:
-    """Assert that the same processes are in the same ring, and the job is known again.
-
-    Return the event that says so.
-    """
+    """The same processes are in the same ring; return the event that the job is known."""
     now = job.wait(
         lambda now: (
             len(now["members"]) == len(before["members"])

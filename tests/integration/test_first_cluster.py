@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from net import Net
 from paths import ROOT
@@ -48,13 +49,7 @@ class Machine:
 
     def run(self, command: str) -> str:
         """Return the output of a command, which must end with 0."""
-        done = subprocess.run(
-            [*self._enter, "sh", "-c", command],
-            **self._options,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-        )
+        done = forked.by_exec([*self._enter, "sh", "-c", command], WAIT_S, **self._options)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 

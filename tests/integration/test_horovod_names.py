@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -81,9 +80,7 @@ def test_without_horovod_it_is_said_how_to_get_it(tmp_path: Path, beside: str, s
     (tmp_path / beside).touch()
     for module in ("edl.torch", "edl.tensorflow.keras"):
         command = [sys.executable, "-c", f"{ABSENT_HERE}import {module}"]
-        done = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=60.0, check=False
-        )
+        done = forked.by_exec(command, 60.0, cwd=tmp_path)
         assert said in done.stderr.splitlines()[-1]
 
 

@@ -6,10 +6,10 @@ The patch is applied to a copy of the installed Horovod, so it is tested whichev
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import horovod.common.basics
 import pytest
 from cli_shell import Shell, shell
@@ -26,10 +26,7 @@ SENTENCE = "edl: this script calls horovod's init() under `edl run`, and each wo
 
 @pytest.fixture
 def patched(tmp_path: Path) -> Path:
-    """Return a directory for PYTHONPATH with the installed Horovod and this patch.
-
-    All other files are links.
-    """
+    """Return a directory for PYTHONPATH with this patch of Horovod, whose other files are links."""
     installed = Path(horovod.common.basics.__file__).parents[1]
     copy = tmp_path / "patched" / "horovod"
     for folder, left_out in ((Path(), "common"), (Path("common"), "basics.py")):
@@ -72,9 +69,7 @@ def test_edl_itself_calls_it_and_a_script_may_import_both(tmp_path: Path, patche
         "edl.init()\nprint('size', edl.size(), hvd.Sum == edl.Sum, flush=True)\nhvd.init()\n"
     )
     environment = os.environ | {"PYTHONPATH": str(patched), "EDL_LAUNCH": "t-0"}
-    done = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=120
-    )
+    done = forked.by_exec([sys.executable, script], 120, env=environment)
     assert done.stdout == "size 1 True\n", done.stderr
     assert done.returncode == REFUSED_EXIT
     assert done.stderr.startswith(SENTENCE)

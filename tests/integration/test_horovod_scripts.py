@@ -187,7 +187,6 @@ def alone(script: Path) -> None:
 
 
 def run_alone(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run an example without a launcher."""
     framework = "tensorflow" if "import tensorflow" in script.read_text() else "torch"
     done = forked.python(framework, [script, *options], 300.0)
     assert done.returncode == 0, done.stderr
@@ -238,65 +237,58 @@ FUNCTION = """
 def train(state):
     return 7
 """
-WRONG = {
-    "a state of Horovod": (
-        FUNCTION + "import horovod.torch as h\n"
-        "hvd.elastic.run(train)(h.elastic.TorchState(model, sgd))",
-        "take elastic.TorchState of edl, not of horovod",
+WRONG = {  # by their code: a part of the sentence
+    FUNCTION
+    + "import horovod.torch as h\nhvd.elastic.run(train)(h.elastic.TorchState(model, sgd))": (
+        "take elastic.TorchState of edl, not of horovod"
     ),
-    "a sync of its own": (
-        FUNCTION + "class Mine(hvd.elastic.TorchState):\n    def sync(self): pass\n"
-        "hvd.elastic.run(train)(Mine(model, sgd))",
-        "Mine.sync() would not be called: give what follows the job to the constructor",
+    FUNCTION
+    + """
+class Mine(hvd.elastic.TorchState):
+    def sync(self): pass
+hvd.elastic.run(train)(Mine(model, sgd))
+""": "Mine.sync() would not be called: give what follows the job to the constructor",
+    FUNCTION
+    + """
+state = hvd.elastic.TorchState(model, sgd)
+assert hvd.elastic.run(train)(state) == 7
+hvd.elastic.run(train)(state)
+""": "do all of the training in one",
+    FUNCTION
+    + "hvd.DataLoader([1, 2])\nhvd.elastic.run(train)(hvd.elastic.TorchState(model, sgd))": (
+        "an edl data loader and a Horovod elastic state"
     ),
-    "a second function": (
-        FUNCTION + "state = hvd.elastic.TorchState(model, sgd)\n"
-        "assert hvd.elastic.run(train)(state) == 7\nhvd.elastic.run(train)(state)",
-        "do all of the training in one",
+    FUNCTION
+    + "hvd.Optimizer(sgd, model)\nhvd.elastic.run(train)(hvd.elastic.TorchState(model, sgd))": (
+        "an edl.Optimizer and an elastic state"
     ),
-    "edl's loader": (
-        FUNCTION + "hvd.DataLoader([1, 2])\n"
-        "hvd.elastic.run(train)(hvd.elastic.TorchState(model, sgd))",
-        "an edl data loader and a Horovod elastic state",
+    FUNCTION
+    + """
+import tempfile
+hvd.checkpoint(tempfile.mkdtemp())
+hvd.elastic.run(train)(hvd.elastic.TorchState(model, sgd))
+""": "a script with an elastic state keeps its own checkpoints",
+    FUNCTION
+    + "hvd.track(model=model)\nhvd.elastic.run(train)(hvd.elastic.TorchState(optimizer=sgd))": (
+        "give it to the state: elastic.TorchState(..., model=...)"
     ),
-    "edl's optimizer": (
-        FUNCTION + "hvd.Optimizer(sgd, model)\n"
-        "hvd.elastic.run(train)(hvd.elastic.TorchState(model, sgd))",
-        "an edl.Optimizer and an elastic state",
+    """
+def train(state):
+    hvd.track(model=model)
+hvd.elastic.run(train)(hvd.elastic.TorchState(optimizer=sgd))
+""": "edl.track(model=...) does nothing beside an elastic state",
+    "hvd.DistributedOptimizer(sgd, model.named_parameters(), op=hvd.Adasum)": (
+        "op=Adasum is not there: Adasum needs a ring of constant size"
     ),
-    "edl's checkpoints": (
-        FUNCTION + "import tempfile\nhvd.checkpoint(tempfile.mkdtemp())\n"
-        "hvd.elastic.run(train)(hvd.elastic.TorchState(model, sgd))",
-        "a script with an elastic state keeps its own checkpoints",
+    "hvd.add_process_set([0])": (
+        "edl.torch has no add_process_set: process sets need a ring of constant size"
     ),
-    "edl.track before": (
-        FUNCTION + "hvd.track(model=model)\n"
-        "hvd.elastic.run(train)(hvd.elastic.TorchState(optimizer=sgd))",
-        "give it to the state: elastic.TorchState(..., model=...)",
-    ),
-    "edl.track inside": (
-        (
-            "def train(state):\n    hvd.track(model=model)\n"
-            "hvd.elastic.run(train)(hvd.elastic.TorchState(optimizer=sgd))"
-        ),
-        "edl.track(model=...) does nothing beside an elastic state",
-    ),
-    "Adasum": (
-        "hvd.DistributedOptimizer(sgd, model.named_parameters(), op=hvd.Adasum)",
-        "op=Adasum is not there: Adasum needs a ring of constant size",
-    ),
-    "a name that there is not": (
-        "hvd.add_process_set([0])",
-        "edl.torch has no add_process_set: process sets need a ring of constant size",
-    ),
-    "process sets": ("hvd.init(process_sets=[])", "edl has no setting named process_sets"),
-    "a restore into another model": (
-        (
-            "state = hvd.elastic.TorchState(model, sgd)\n"
-            "state.model = torch.nn.Linear(5, 5)\nstate.restore()"
-        ),
-        "the state.model of this worker is not like the job's",
-    ),
+    "hvd.init(process_sets=[])": "edl has no setting named process_sets",
+    """
+state = hvd.elastic.TorchState(model, sgd)
+state.model = torch.nn.Linear(5, 5)
+state.restore()
+""": "the state.model of this worker is not like the job's",
 }
 
 
@@ -307,6 +299,6 @@ def test_wrong_uses_get_a_sentence() -> None:
         "hvd.init()\nmodel = torch.nn.Linear(2, 1)\n"
         "sgd = torch.optim.SGD(model.parameters(), lr=0.1)"
     )
-    answers = answers_of(WRONG, imports, setup)
-    for name, (_, part) in WRONG.items():
-        assert_a_sentence(answers[name], part)
+    answers = answers_of({code: code for code in WRONG}, imports, setup)
+    for code, sentence in WRONG.items():
+        assert_a_sentence(answers[code], sentence)

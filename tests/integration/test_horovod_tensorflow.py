@@ -82,54 +82,36 @@ FUNCTION = """
 def train(state):
     return 7
 """
-WRONG = {
-    "a model that is not built": (
-        "hvd.elastic.TensorFlowKerasState(tf.keras.Sequential([tf.keras.layers.Dense(1)]))",
-        "must be built first",
+WRONG = {  # by their code: a part of the sentence
+    "hvd.elastic.TensorFlowKerasState(tf.keras.Sequential([tf.keras.layers.Dense(1)]))": (
+        "must be built first"
     ),
-    "a model without an optimizer": (
-        "hvd.elastic.TensorFlowKerasState(model)",
-        "needs the optimizer, or a compiled model",
+    "hvd.elastic.TensorFlowKerasState(model)": "needs the optimizer, or a compiled model",
+    "hvd.elastic.TensorFlowState()": "name the variables",
+    FUNCTION + "hvd.elastic.run(train)(object())": (
+        "take elastic.TensorFlowKerasState of edl, not of horovod"
     ),
-    "no variables": ("hvd.elastic.TensorFlowState()", "name the variables"),
-    "a state of Horovod": (
-        FUNCTION + "hvd.elastic.run(train)(object())",
-        "take elastic.TensorFlowKerasState of edl, not of horovod",
+    "hvd.DistributedOptimizer(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)))": (
+        "was wrapped by hvd.DistributedOptimizer already"
     ),
-    "wrapped twice": (
-        "hvd.DistributedOptimizer(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)))",
-        "was wrapped by hvd.DistributedOptimizer already",
+    "hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=2)": (
+        "gradient_accumulation_steps"
     ),
-    "accumulation": (
-        "hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=2)",
-        "gradient_accumulation_steps",
+    """
+more = {"average_aggregated_gradients": True, "scale_local_gradients": True, "process_set": 1}
+hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), num_groups=2, **more)
+""": "hvd.DistributedOptimizer: process sets need a ring of constant size",
+    "hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), op=hvd.Adasum)": (
+        "op=Adasum is not there"
     ),
-    "a process set": (
-        (
-            "hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), num_groups=2, "
-            "average_aggregated_gradients=True, scale_local_gradients=True, process_set=1)"
-        ),
-        "hvd.DistributedOptimizer: process sets need a ring of constant size",
+    "hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Adasum)": "op=Adasum is not there",
+    "from edl.tensorflow.keras import load_model": (
+        "edl.tensorflow.keras has no load_model: load it with keras.models.load_model"
     ),
-    "Adasum": (
-        "hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), op=hvd.Adasum)",
-        "op=Adasum is not there",
-    ),
-    "Adasum on a tape": (
-        "hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Adasum)",
-        "op=Adasum is not there",
-    ),
-    "a name that there is not": (
-        "from edl.tensorflow.keras import load_model",
-        "edl.tensorflow.keras has no load_model: load it with keras.models.load_model",
-    ),
-    "a divided sum": (
-        (
-            "sgd = tf.keras.optimizers.SGD(0.1)\n"
-            "hvd.DistributedOptimizer(sgd, op=hvd.Sum, gradient_predivide_factor=2.0)"
-        ),
-        "gradient_predivide_factor splits an average",
-    ),
+    """
+sgd = tf.keras.optimizers.SGD(0.1)
+hvd.DistributedOptimizer(sgd, op=hvd.Sum, gradient_predivide_factor=2.0)
+""": "gradient_predivide_factor splits an average",
 }
 
 
@@ -138,6 +120,6 @@ def test_wrong_uses_get_a_sentence() -> None:
     setup = (
         "hvd.init()\nmodel = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])"
     )
-    answers = answers_of(WRONG, imports, setup)
-    for name, (_, part) in WRONG.items():
-        assert_a_sentence(answers[name], part)
+    answers = answers_of({code: code for code in WRONG}, imports, setup)
+    for code, sentence in WRONG.items():
+        assert_a_sentence(answers[code], sentence)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
+import forked
 import psutil
 import pytest
 from horovodrun import (
@@ -124,13 +125,11 @@ def test_another_driver_is_refused_and_edl_stop_ends_the_first_with_success(
     with scenario(tmp_path, zk_hosts, np=2, max_np=3, kind=StandinScenario) as job:
         job.wait(lambda now: now["world_size"] == 2, "2 workers")
         limits = ("-np", "2", "--max-np", "2", "--host-discovery-script", shlex.join(DISCOVER))
-        other = subprocess.run(
+        other = forked.by_exec(
             [*HOROVODRUN, *limits, *WORKER, sys.executable, str(STANDIN)],
-            capture_output=True,
-            text=True,
+            90,
             env=job.environment,
             cwd=tmp_path,
-            timeout=90,
         )
         assert other.returncode != 0
         assert f"the job {job.name} is running, and another launcher" in other.stderr
@@ -378,9 +377,7 @@ def test_hosts_that_change_while_the_workers_start(
 
 def call(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     outside = {k: v for k, v in os.environ.items() if not k.startswith(("EDL_", "HOROVOD_"))}
-    return subprocess.run(
-        words, capture_output=True, text=True, env=outside | environment, timeout=120
-    )
+    return forked.by_exec(words, 120, env=outside | environment)
 
 
 def test_wrong_uses_are_one_sentence(tmp_path: Path, zk_hosts: str) -> None:
@@ -429,7 +426,6 @@ def named(now: Status) -> set[str]:
 
 
 def slots(job: HorovodrunScenario) -> dict[int, psutil.Process]:
-    """Return the training processes by slot."""
     with job.store() as store:
         return {member.slot: psutil.Process(member.pid) for member in store.snapshot().members}
 

@@ -12,8 +12,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
-from huggingface_python import huggingface_python
+from extra_python import huggingface_python
 from paths import ROOT, SCRIPTS
 from scenario import Scenario, scenario
 
@@ -55,10 +56,7 @@ def settings(python: Path, **more: Any) -> dict[str, Any]:
 
 
 def counted(job: Scenario, directory: Path) -> list[dict[str, Any]]:
-    """Let a job end inside an epoch; return its reports, in which no step was wrong.
-
-    A sample was counted in each whole epoch, and perhaps in the last one, which is not whole.
-    """
+    """Let a job end, perhaps inside an epoch; return its reports, in which no step was wrong."""
     job.hurry()
     assert job.end(job.end_s) == 0, job.describe("it failed")
     reports = [json.loads(path.read_text()) for path in (directory / "reports").glob("*.json")]
@@ -236,10 +234,7 @@ def language_model(
     *words: str,
     then: Callable[[Job], None] = Job.hurry,
 ) -> list[dict[str, Any]]:
-    """Train the tiny language model, with ``np`` workers or (0) without edl; return its reports.
-
-    ``then`` is done to the job while its steps are slow.
-    """
+    """Train with ``np`` workers, or (0) without edl; ``then`` is done while steps are slow."""
     directory.mkdir()
     script = SCRIPTS / "hf_language_model.py"
     command = ["--out", str(directory), "--output", str(directory / "trainer"), *words]
@@ -363,12 +358,10 @@ def test_scripts_that_accelerate_ships_pass_or_get_a_sentence(
 
 def test_the_example_learns(python: Path, tmp_path: Path) -> None:
     example = ROOT / "examples" / "huggingface_trainer.py"
-    ended = subprocess.run(
+    ended = forked.by_exec(
         [python, example, "--output", str(tmp_path)],
+        WAIT_S,
         check=True,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     loss = float(ended.stdout.splitlines()[-1].split()[1])

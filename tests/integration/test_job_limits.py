@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import forked
 import pytest
 from cli_shell import STANDIN
 from systemd_namespace import Systemd, booted
@@ -161,13 +162,11 @@ def test_nothing_of_a_tenant_reaches_what_runs_as_root(systemd: Systemd, tmp_pat
         )
         agent.chmod(0o755)
         (root / "json.py").write_text("raise SystemExit('it was imported by root')")
-        done = subprocess.run(
+        done = forked.by_exec(
             [*systemd.enter, sys.executable, "-c", STARTS, str(root)],
+            120,
             env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
             check=True,
         )
     finally:

@@ -12,9 +12,7 @@ from typing import Any
 
 import forked
 import pytest
-from horovodrun import WORKER, HorovodrunScenario
 from paths import SCRIPTS
-from scenario import scenario
 
 from edl.testing.job import Job, started
 from edl.testing.throttle import Throttle
@@ -47,7 +45,7 @@ def fit(
 
 
 def out(job: Job) -> Path:
-    return job.reports_in if isinstance(job, HorovodrunScenario) else job.directory / "out"
+    return job.directory / "out"
 
 
 def ended(job: Job, workers: int | None = None) -> dict[str, Any]:
@@ -185,28 +183,4 @@ def test_memories_are_in_a_checkpoint(tmp_path: Path, zk_hosts: str) -> None:
         assert end["wait"][:2] == [PATIENCE, PATIENCE]
         assert end["rate"] == pytest.approx(0.05 * 0.9 ** (PATIENCE + 1) * 0.5**4, rel=1e-5)
         assert end["own"][0] == PATIENCE + 1
-        check_files(job, PATIENCE + 1)
-
-
-class FitScenario(HorovodrunScenario):
-    script = FIT
-    throttled = SLOW
-    shield = WORKER
-
-    def words(self) -> list[str]:
-        return ["--out", str(self.reports_in), *self.more]
-
-
-@pytest.mark.long
-def test_under_horovodrun(tmp_path: Path, zk_hosts: str) -> None:
-    """A newcomer, and the death of rank 0 at the end of an epoch; others go on."""
-    kill, words = fault(tmp_path, "kill", "end", rank=0)
-    with scenario(tmp_path, zk_hosts, np=2, max_np=3, kind=FitScenario, more=words) as job:
-        job.wait(lambda now: now["epoch"] >= 1, "second epoch", START_S)
-        job.scale(3)
-        job.wait_for_size(3, START_S)
-        kill.touch()
-        end = ended(job)
-        assert end["wait"][:2] == [PATIENCE, PATIENCE]
-        assert end["rate"] == pytest.approx(0.05 * 0.9 ** (PATIENCE + 1) * 0.5**4, rel=1e-5)
         check_files(job, PATIENCE + 1)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
-from lightning_python import lightning_python
+from extra_python import lightning_python
 from paths import ROOT, SCRIPTS
 from scenario import Scenario, scenario
 
@@ -276,13 +276,11 @@ def run_counting(out: Path, *words: str) -> dict[str, Any]:
 
 def run_alone(directory: Path, script: str | Path, *words: str) -> list[str]:
     """Run a script without a launcher, and return the lines of its standard output."""
-    ended = subprocess.run(
+    ended = forked.by_exec(
         [lightning_python(), SCRIPTS / script, *words],
+        WAIT_S,
         cwd=directory,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forked
 import psutil
 import pytest
 
@@ -134,13 +135,8 @@ def test_it_survives_its_starter_and_the_signals_of_its_group(state: Path) -> No
         "import pathlib, sys; from edl.zookeeper.local_server import start_local; "
         "print(start_local(pathlib.Path(sys.argv[1])))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(state)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        start_new_session=True,
+    done = forked.by_exec(
+        [sys.executable, "-c", program, str(state)], 60, check=True, start_new_session=True
     )
     assert find_local(state) == done.stdout.strip()
     server = local_status(state)

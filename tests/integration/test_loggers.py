@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
+import forked
 import pytest
 from extra_python import python_with
 from paths import ROOT, SCRIPTS
@@ -44,13 +44,7 @@ def test_each_step_is_logged_once(tmp_path: Path, zk_hosts: str) -> None:
     finally:
         job.close()
     points = [json.loads(line) for line in (tmp_path / "points.jsonl").read_text().splitlines()]
-    read = subprocess.run(
-        [python, "-c", READ, str(tmp_path)],
-        env=job.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    read = forked.by_exec([python, "-c", READ, str(tmp_path)], 120, env=job.environment)
     assert read.returncode == 0, read.stderr
     board, metrics = json.loads(read.stdout)
     steps = [one["step"] for one in points]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
+import forked
 import pytest
 from mds_python import mds_python, stand_ins, write_shards
-from paths import ROOT, SCRIPTS
+from paths import ROOT
 from scenario import Scenario, scenario
 
 from edl.testing.job import WAIT_S
@@ -26,10 +26,6 @@ edl.DataLoader(StreamingDataset(local=sys.argv[1], batch_size=4), batch_size=4)
 
 
 class MdsJob(Scenario):
-    """A job of mds_counting.py."""
-
-    script = SCRIPTS / "mds_counting.py"
-
     def begin(self, np: int, max_np: int, min_np: int = 1) -> None:
         self.python = mds_python()
         path = f"{ROOT}:{stand_ins(self.directory)}"
@@ -52,13 +48,10 @@ def test_a_join_a_leave_and_a_death(
 
 
 def test_a_streaming_dataset_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    ended = subprocess.run(
+    ended = forked.by_exec(
         [mds_python(), "-c", REFUSED, write_shards(tmp_path, 400)],
+        WAIT_S,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{stand_ins(tmp_path)}"},
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
     )
     assert ended.returncode != 0
     assert "StreamingDataset.state_dict() needs num_samples and from_beginning" in ended.stderr

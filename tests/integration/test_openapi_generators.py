@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
+import forked
 import pytest
 from cli_shell import Shell, shell
 from extra_python import python_with
@@ -57,9 +57,7 @@ print(end.job.result.value if hasattr(end.job.result, "value") else end.job.resu
 
 
 def run(*words: object, cwd: Path) -> str:
-    done = subprocess.run(
-        [str(word) for word in words], cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    done = forked.by_exec([str(word) for word in words], PATIENCE_S, cwd=cwd)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

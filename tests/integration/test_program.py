@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from extra_python import python_with
 from paths import ROOT, SCRIPTS
@@ -42,7 +42,6 @@ class Program(Job):
         self._begin([sys.executable, SCRIPTS / "program.py", self.name, how, str(epochs)])
 
     def spawn(self, *words: str) -> Any:
-        """Start a command of edl in the background; return its process."""
         return self._spawn([EDL, *words], self.directory / "spawned.output")
 
     def interrupt(self) -> None:
@@ -144,12 +143,10 @@ def notebook_python() -> Path:
 def executed(notebook: Path, job: Job) -> tuple[list[Any], str]:
     """Run ``notebook`` in its own folder; return its cells, and what the execution said."""
     done = job.directory / "done.ipynb"
-    ended = subprocess.run(
+    ended = forked.by_exec(
         [notebook_python(), "-c", EXECUTE, notebook, notebook.parent, done],
+        600,
         env={**job.environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
     )
     cells: list[Any] = json.loads(done.read_text())["cells"]
     return [cell for cell in cells if cell["cell_type"] == "code"], ended.stderr

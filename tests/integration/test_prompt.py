@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
+import forked
 import pytest
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -72,13 +72,11 @@ next(dataset.epochs(3))
     ],
 )
 def test_edl_init_begins_a_new_job(cells: str) -> None:
-    ended = subprocess.run(
+    ended = forked.by_exec(
         [sys.executable, "-i"],
+        240.0,
         input=cells,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=240.0,
         check=True,
     )
     trained = ended.stdout.count("trained 8\n")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from paths import DIGITS, ROOT
 
@@ -27,12 +27,10 @@ def test_a_users_script_against_a_kill(tmp_path: Path) -> None:
     """The test of the documentation passes where nothing but edl is on the path."""
     (tmp_path / "test_training.py").write_text(BLOCKS[0])
     (tmp_path / "train.py").write_text(TRAIN)
-    done = subprocess.run(
+    done = forked.by_exec(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_training.py"],
+        300,
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

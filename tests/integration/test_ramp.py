@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 from paths import SCRIPTS
@@ -119,12 +119,10 @@ def replayed(framework: str, steps: list[Step], *factors: list[float]) -> list[l
         [{"ids": step.ids, "gamma": gamma} for step, gamma in zip(steps, each, strict=True)]
         for each in factors
     ]
-    done = subprocess.run(
+    done = forked.by_exec(
         [sys.executable, SCRIPTS / "ramp_replay.py", framework],
+        240,
         input=json.dumps(updates),
-        capture_output=True,
-        text=True,
-        timeout=240,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
@@ -133,10 +131,7 @@ def replayed(framework: str, steps: list[Step], *factors: list[float]) -> list[l
 
 
 def difference(steps: list[Step], played: list[Row], name: str) -> float:
-    """Return the largest relative difference of ``name`` in any update.
-
-    It is relative to the largest number of its update.
-    """
+    """Return the largest difference of ``name`` in any update, relative to its largest number."""
     return max(
         float(np.abs(np.array(step.row[name]) - other[name]).max() / np.abs(other[name]).max())
         for step, other in zip(steps, played, strict=True)

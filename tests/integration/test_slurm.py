@@ -79,7 +79,6 @@ class SlurmScenario(Scenario):
         )
 
     def resumed(self) -> list[dict[str, Any]]:
-        """Return the events that say that the job continues from a checkpoint."""
         self.wait_for_size(2)
         return self.events("resumed")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import forked
 import pytest
+from logical_runs import digests, preempted
 from paths import SCRIPTS
-from test_logical import digests
 
 from edl.testing.job import Job, started
 from edl.testing.throttle import Throttle
@@ -113,18 +113,8 @@ def test_a_preempted_job_goes_on_with_other_workers(
     out, saved = tmp_path / "out", tmp_path / "saved"
     out.mkdir()
     script = [SCRIPT, "--out", str(out), "--way", way, "--epochs", "5", "--checkpoint", str(saved)]
-    for run, np in enumerate((2, 3, 1)):
-        options = ["--logical", "4", *(("--resume",) if run else ())]
-        directory = tmp_path / f"run{run}"
-        directory.mkdir()
-        with started(
-            directory, zk_hosts, *script, np=np, max_np=4, options=options, throttled=SLOW
-        ) as job:
-            job.wait_for_step(5 * run + 3, START_S)
-            if np > 1:
-                job.edl("preempt", "--within", "60s")
-                assert job.end(START_S) == 96, job.describe("it was not preempted")
-            else:
-                job.hurry()
-                assert job.end(START_S) == 0, job.describe("it failed")
+    options = ["--logical", "4"]
+    preempted(
+        tmp_path, zk_hosts, script, (2, 3, 1), options, lambda run: 5 * run + 3, SLOW, START_S
+    )
     assert digests(out) == expected

@@ -67,25 +67,49 @@ def test_same_gradient_and_schedules_through_a_join(tmp_path: Path, zk_hosts: st
     assert final["seldom"][0] < seldom, "a parameter that only some workers use is trained"
 
 
-LOOP = """
-edl.init(); loader = edl.DataLoader(data); opt = edl.Optimizer(sgd, model)
-def train():
-    opt.zero_grad(); model(torch.ones(1, 1)).sum().backward(); opt.step()
+SETUP = """
+data = [0.0, 1.0]
+model = torch.nn.Linear(1, 1); sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+def loop(source=data, **options):
+    global loader, opt
+    edl.init(); loader = edl.DataLoader(source, **options); opt = edl.Optimizer(sgd, model)
+def train(x=torch.ones(1, 1)):
+    opt.zero_grad(); model(x).sum().backward(); opt.step()
+def every_batch(act):
+    for _ in loader.epochs(1):
+        for _ in loader: act()
+def sentences():  # what edl logs from now on
+    import logging
+    from types import SimpleNamespace
+    heard = []
+    logging.getLogger("edl").addHandler(
+        SimpleNamespace(level=0, handle=lambda record: heard.append(record.getMessage())))
+    return heard
+def skips(check=lambda moved: None):  # steps with infinite gradients, in the second epoch
+    scaler, moved = torch.amp.GradScaler("cpu", init_scale=8.0), []
+    for epoch in loader.epochs(2):
+        for _ in loader:
+            before, times = model.weight.item(), float("inf") if epoch else 1.0
+            opt.zero_grad()
+            scaler.scale(model(torch.ones(1, 1)).sum() * times).backward()
+            with opt.skip_synchronize():
+                scaler.step(opt)
+            scaler.update()
+            moved.append(model.weight.item() != before)
+            check(moved[-1])
+    assert moved == [True, True, False, False] and edl.step() == 4
+    assert scaler.get_scale() == 2.0
 """
 RIGHT_USES = {
-    "a loop by steps": (
-        LOOP.replace("(data)", "([0.0] * 4)")
-        + """
+    "a loop by steps": """
+loop([0.0] * 4)
 seen = []
 for _ in loader.steps(6): seen.append((edl.step(), loader.batch_index)); train()
 assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 0), (5, 1)], seen
 assert edl.step() == 6 and edl.current_worker().finished
 """,
-        "",
-    ),
-    "a loop by steps of several batches": (
-        LOOP.replace("(data)", "([0.0] * 8)")
-        + """
+    "a loop by steps of several batches": """
+loop([0.0] * 8)
 made = 0
 for number, _ in enumerate(loader.steps(3)):
     made += 1
@@ -95,29 +119,20 @@ for number, _ in enumerate(loader.steps(3)):
         model(torch.zeros(1)).mean().backward(); opt.step(); opt.zero_grad()
 assert (made, edl.step()) == (6, 3), (made, edl.step())
 """,
-        "",
-    ),
-    "epochs until so many steps are made": (
-        LOOP.replace("(data)", "([0.0] * 4)")
-        + """
+    "epochs until so many steps are made": """
+loop([0.0] * 4)
 for epoch in loader.epochs(max_steps=6):
     for _ in loader: train()
 assert (epoch, edl.step()) == (1, 6), (epoch, edl.step())
 """,
-        "",
-    ),
-    "a loop again after a sample that could not be read": (
-        """
+    "a loop again after a sample that could not be read": """
 class Data(torch.utils.data.Dataset):
     away = [4]
     def __len__(self): return 8
     def __getitem__(self, index):
         if index in self.away: self.away.remove(index); raise OSError("it is away for a moment")
         return float(index)
-data = Data()
-"""
-        + LOOP.replace("(data)", "(data, batch_size=2)")
-        + """
+loop(Data(), batch_size=2)
 seen = []
 for _ in loader.epochs(1):
     for _ in range(2):
@@ -127,11 +142,8 @@ for _ in loader.epochs(1):
         except OSError: pass
 assert (seen, edl.step()) == ([*range(8)], 4), (seen, edl.step())
 """,
-        "",
-    ),
-    "a training that ends early": (
-        LOOP.replace("(data)", "([0.0] * 4)")
-        + """
+    "a training that ends early": """
+loop([0.0] * 4)
 over = []
 for epoch in loader.epochs(9):
     for _ in loader:
@@ -143,30 +155,13 @@ for epoch in loader.epochs(9):
 assert over == [False, False, False, True, False, False], over
 assert (epoch, edl.step()) == (1, 6) and edl.current_worker().finished
 """,
-        "",
-    ),
-    "a warning of a loop that never updates": (
-        LOOP.replace("(data)", "([0.0] * 150)").replace("opt.step()", "pass")
-        + """
-import logging
-heard = []
-class Heard(logging.Handler):
-    def emit(self, record): heard.append(record.getMessage())
-logging.getLogger("edl").addHandler(Heard())
-for _ in loader.epochs(1):
-    for _ in loader: train()
+    "a warning of a loop that never updates": """
+loop([0.0] * 150); heard = sentences()
+every_batch(lambda: (opt.zero_grad(), model(torch.ones(1, 1)).sum().backward()))
 assert len(heard) == 1 and heard[0].startswith("100 batches in a row"), heard
 """,
-        "",
-    ),
-    "a schedule in steps, and a batch that changes": (
-        LOOP.replace("(data)", "([0.0] * 6)")
-        + """
-import logging
-heard = []
-class Heard(logging.Handler):
-    def emit(self, record): heard.append(record.getMessage())
-logging.getLogger("edl").addHandler(Heard())
+    "a schedule in steps, and a batch that changes": """
+loop([0.0] * 6); heard = sentences()
 scheduler = torch.optim.lr_scheduler.StepLR(opt, 2)
 for _ in loader.epochs(1):
     for number, _ in enumerate(loader):
@@ -176,11 +171,8 @@ for _ in loader.epochs(1):
 assert "StepLR counts steps, and the global batch has gone from 1 to 2 samples" in said, said
 assert said.endswith("by edl.in_samples(scheduler, batch=1)"), said
 """,
-        "",
-    ),
-    "batches that are None": (
-        LOOP.replace("(data)", "(data, collate_fn=lambda _: None)")
-        + """
+    "batches that are None": """
+loop(data, collate_fn=lambda _: None)
 seen = []
 for _ in loader.epochs(2):
     for batch in loader:
@@ -188,88 +180,40 @@ for _ in loader.epochs(2):
         train()
 assert seen == [None] * 4 and edl.step() == 4
 """,
-        "",
-    ),
-    "sparse gradients": (
-        """
+    "sparse gradients": """
 model = torch.nn.Embedding(4, 2, sparse=True)
 sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-"""
-        + LOOP.replace("torch.ones(1, 1)", "torch.tensor([1])")
-        + """
-for _ in loader.epochs(1):
-    for _ in loader: train()
+loop(); every_batch(lambda: train(torch.tensor([1])))
 (state,) = sgd.state.values()
 assert not state["momentum_buffer"].is_sparse, "a ring could not send it"
 """,
-        "",
-    ),
-    "steps that are skipped": (
-        LOOP
-        + """
-scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-moved = []
-for epoch in loader.epochs(2):
-    for _ in loader:
-        before = model.weight.item()
-        opt.zero_grad()
-        scaler.scale(model(torch.ones(1, 1)).sum() * (float("inf") if epoch else 1.0)).backward()
-        with opt.skip_synchronize():
-            scaler.step(opt)
-        scaler.update()
-        moved.append(model.weight.item() != before)
-assert moved == [True, True, False, False] and edl.step() == 4
-assert scaler.get_scale() == 2.0
+    "steps that are skipped": """
+loop(); skips()
 assert opt.synchronize.__self__._optimizers.loss_scale() == 2.0
 """,
-        "",
-    ),
-    "steps that a fused optimizer skips by itself": (
-        "sgd = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)"
-        + LOOP
-        + """
-scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-moved = []
-for epoch in loader.epochs(2):
-    for _ in loader:
-        before = model.weight.item()
-        opt.zero_grad()
-        scaler.scale(model(torch.ones(1, 1)).sum() * (float("inf") if epoch else 1.0)).backward()
-        with opt.skip_synchronize():
-            scaler.step(opt)
-        scaler.update()
-        moved.append(model.weight.item() != before)
-        assert bool(opt.synchronize.__self__._last_step.skipped) is not moved[-1]
-assert moved == [True, True, False, False] and edl.step() == 4
-assert scaler.get_scale() == 2.0
+    "steps that a fused optimizer skips by itself": """
+sgd = torch.optim.SGD(model.parameters(), lr=0.1, fused=True); loop()
+def check(moved): assert bool(opt.synchronize.__self__._last_step.skipped) is not moved
+skips(check)
 """,
-        "",
-    ),
-    "batches that are left out": (
-        LOOP
-        + """
+    "batches that are left out": """
+loop()
 for _ in loader.epochs(3):
     for _ in loader:
         if edl.step() % 3: edl.notify_batch_end()
         else: train()
 assert edl.step() == 6
 """,
-        "",
-    ),
-    "leaving the epoch after a skipped step": (
-        LOOP
-        + """
+    "leaving the epoch after a skipped step": """
+loop()
 for _ in loader.epochs(3):
     for _ in loader:
         opt.zero_grad(); model(torch.ones(1, 1)).sum().backward()
         break
 assert edl.step() == 3
 """,
-        "",
-    ),
-    "a gradient penalty": (
-        LOOP
-        + """
+    "a gradient penalty": """
+loop()
 for _ in loader.epochs(1):
     for _ in loader:
         opt.zero_grad()
@@ -280,14 +224,8 @@ for _ in loader.epochs(1):
         opt.synchronize(); opt.step(); opt.synchronize()
 assert edl.step() == 2
 """,
-        "",
-    ),
-    "a step that others have completed": (
-        """
-sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-"""
-        + LOOP
-        + """
+    "a step that others have completed": """
+sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1); loop()
 from edl.step.engine import RepairDone
 from edl.errors import RingBroken
 from edl.binding.process import current_worker
@@ -314,98 +252,75 @@ for _ in loader.epochs(1):
         opt.step()
         assert torch.equal(before, model.weight) is not train_it
 """,
-        "",
-    ),
 }
-WRONG_USES = {
-    "no length of the training": (LOOP + "loader.epochs()", "does not say how long to train"),
-    "half a step": (LOOP + "loader.steps(2.5)", "the number of steps is 2.5; it must be a whole"),
-    "rank before init": ("edl.rank()", "call edl.init() first"),
-    "optimizer before init": ("edl.Optimizer(sgd, model)", "call edl.init() first"),
-    "empty dataset": ("edl.init(); edl.DataLoader([])", "the dataset has 0 samples"),
-    "batch size": ("edl.init(); edl.DataLoader(data, batch_size=0)", "batch_size is 0"),
-    "no batch size": ("edl.init(); edl.DataLoader(data, batch_size=None)", "batch_size is None"),
-    "half a sample": ("edl.init(); edl.DataLoader(data, batch_size=8.0)", "batch_size is 8.0"),
-    "sampler": ("edl.init(); edl.DataLoader(data, sampler=data)", "does not take a sampler"),
-    "drop_last": ("edl.init(); edl.DataLoader(data, drop_last=True)", "has no drop_last"),
-    "samples that are found later": (
-        (
-            "edl.init(); edl.Optimizer(sgd, model); loader = edl.DataLoader(data)\n"
-            "for _ in loader.epochs(2):\n for x in loader:\n"
-            "  sgd.zero_grad(); model(x.float()[None]).sum().backward(); sgd.step()\n data += [2.0]"
-        ),
-        "the data set has 3 samples now, and had 2 when edl.DataLoader was made",
+WRONG_USES = {  # by their code: a part of the sentence
+    "loop(); loader.epochs()": "does not say how long to train",
+    "loop(); loader.steps(2.5)": "the number of steps is 2.5; it must be a whole",
+    "edl.rank()": "call edl.init() first",
+    "edl.Optimizer(sgd, model)": "call edl.init() first",
+    "edl.init(session_timeout_s=-1.0)": "session_timeout_s is -1",
+    "edl.init(); edl.track(a=1)": "has no state_dict() and load_state_dict()",
+    "edl.init(); edl.DataLoader([])": "the dataset has 0 samples",
+    "edl.init(); edl.DataLoader(data, batch_size=0)": "batch_size is 0",
+    "edl.init(); edl.DataLoader(data, batch_size=None)": "batch_size is None",
+    "edl.init(); edl.DataLoader(data, batch_size=8.0)": "batch_size is 8.0",
+    "edl.init(); edl.DataLoader(data, sampler=data)": "does not take a sampler",
+    "edl.init(); edl.DataLoader(data, drop_last=True)": "has no drop_last",
+    "edl.init(); edl.DataLoader(data, in_order=False)": "take in_order=False",
+    "edl.init(); edl.DataLoader(data, num_worker=2)": "unexpected keyword argument 'num_worker'",
+    "edl.init(); edl.DataLoader(data, persistent_workers=True)": (
+        "persistent_workers option needs num_workers > 0"
     ),
-    "in_order": ("edl.init(); edl.DataLoader(data, in_order=False)", "take in_order=False"),
-    "iterable": (
-        "edl.init(); edl.DataLoader(iter(data))",
-        "the samples of a list_iterator have no numbers",
+    "edl.init(); edl.DataLoader(torch.utils.data.DataLoader(data))": (
+        "takes the place of PyTorch's, and was given one"
     ),
-    "iterable without a state": (
-        (
-            "edl.init()\nclass Lines(torch.utils.data.IterableDataset):\n"
-            " def __iter__(self): yield from data\nedl.DataLoader(Lines())"
-        ),
-        "the samples of a Lines have no numbers",
+    "edl.init(); edl.DataLoader(data); edl.DataLoader(data)": "two edl data loaders",
+    "edl.init(); edl.DataLoader(iter(data))": "the samples of a list_iterator have no numbers",
+    """
+edl.init()
+class Lines(torch.utils.data.IterableDataset):
+    def __iter__(self): yield from data
+edl.DataLoader(Lines())
+""": "the samples of a Lines have no numbers",
+    """
+loop()
+for _ in loader.epochs(2):
+    for x in loader: train(x.float()[None])
+    data += [2.0]
+""": "the data set has 3 samples now, and had 2 when edl.DataLoader was made",
+    """
+edl.init(); loader = edl.DataLoader(edl.data.stream([0], lambda _: data[edl.rank() :: edl.size()]))
+for _ in loader.epochs(1): list(loader)
+""": "the stream asks for edl.rank(); all workers must read the same samples",
+    """
+loop(edl.data.stream([0], lambda _: [open("/dev/null")]), num_workers=1)
+for _ in loader.epochs(1): list(loader)
+""": "a sample of the stream cannot be sent to the loader's processes",
+    "edl.init(); edl.DataLoader(torch.utils.data.IterableDataset)": (
+        "was given the class IterableDataset"
     ),
-    "shards by rank": (
-        (
-            "edl.init()\nstream = edl.data.stream([0], lambda _: data[edl.rank() :: edl.size()])\n"
-            "loader = edl.DataLoader(stream)\nfor _ in loader.epochs(1): list(loader)"
-        ),
-        "the stream asks for edl.rank(); all workers must read the same samples",
+    "loop(edl.data.stream([0, 1], lambda _: []))\nfor _ in loader.epochs(1): list(loader)": (
+        "the stream has 0 samples"
     ),
-    "samples that cannot be sent to processes": (
-        (
-            "edl.init(); edl.Optimizer(sgd, model)\n"
-            "stream = edl.data.stream([0], lambda _: [open('/dev/null')])\n"
-            "for _ in (loader := edl.DataLoader(stream, num_workers=1)).epochs(1): list(loader)"
-        ),
-        "a sample of the stream cannot be sent to the loader's processes",
+    """
+from edl.errors import UsageError
+edl.init(); loader = edl.DataLoader(edl.data.stream([0], lambda _: data))
+try: len(loader)
+except TypeError as error: raise UsageError(str(error)) from None
+""": "a DataLoader of a stream has no length",
+    "edl.init(); next(iter(edl.DataLoader(data)))": "for epoch in loader.epochs(n)",
+    "edl.init(); edl.Optimizer(model, model)": "wraps a torch.optim.Optimizer",
+    "edl.init(); edl.Optimizer(sgd)": "edl.Optimizer needs the model that the optimizer trains",
+    "edl.init(); edl.Optimizer(torch.optim.SparseAdam(model.parameters()), model)": (
+        "gradients are dense after their reduction"
     ),
-    "a class for a data set": (
-        "edl.init(); edl.DataLoader(torch.utils.data.IterableDataset)",
-        "was given the class IterableDataset",
+    "edl.init(); edl.Optimizer(edl.Optimizer(sgd, model), model)": (
+        "wrapped by edl.Optimizer (or Horovod) already"
     ),
-    "an empty stream": (
-        (
-            "edl.init(); loader = edl.DataLoader(edl.data.stream([0, 1], lambda _: []))\n"
-            "edl.Optimizer(sgd, model)\nfor _ in loader.epochs(1): list(loader)"
-        ),
-        "the stream has 0 samples",
+    "edl.init(); edl.Optimizer(torch.optim.LBFGS(model.parameters()), model)": (
+        "LBFGS evaluates its closure more than once"
     ),
-    "a stream has no length": (
-        (
-            "from edl.errors import UsageError\n"
-            "edl.init(); loader = edl.DataLoader(edl.data.stream([0], lambda _: data))\n"
-            "try: len(loader)\nexcept TypeError as error: raise UsageError(str(error)) from None"
-        ),
-        "a DataLoader of a stream has no length",
-    ),
-    "two loaders": (
-        "edl.init(); edl.DataLoader(data); edl.DataLoader(data)",
-        "two edl data loaders",
-    ),
-    "no optimizer": (
-        "edl.init(); edl.Optimizer(model, model)",
-        "wraps a torch.optim.Optimizer",
-    ),
-    "SparseAdam": (
-        "edl.init(); edl.Optimizer(torch.optim.SparseAdam(model.parameters()), model)",
-        "gradients are dense after their reduction",
-    ),
-    "wrapped twice": (
-        "edl.init(); edl.Optimizer(edl.Optimizer(sgd, model), model)",
-        "wrapped by edl.Optimizer (or Horovod) already",
-    ),
-    "no epochs": ("edl.init(); next(iter(edl.DataLoader(data)))", "for epoch in loader.epochs(n)"),
-    "track": ("edl.init(); edl.track(a=1)", "has no state_dict() and load_state_dict()"),
-    "closure": (
-        "edl.init(); edl.Optimizer(torch.optim.LBFGS(model.parameters()), model)",
-        "LBFGS evaluates its closure more than once",
-    ),
-    "DDP": (
-        """
+    """
 import sys
 hook = sys.excepthook  # init_process_group puts "[rank0]: " before what is said
 edl.init()
@@ -413,134 +328,69 @@ dist = torch.distributed
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 sys.excepthook = hook
 edl.Optimizer(sgd, torch.nn.parallel.DistributedDataParallel(model))
-""",
-        "so does DistributedDataParallel: give edl.Optimizer the bare module",
+""": "so does DistributedDataParallel: give edl.Optimizer the bare module",
+    "edl.init(); edl.Optimizer(sgd, model).step()": "without a batch from the edl loader",
+    "loop()\nfor _ in loader.epochs(1): list(loader)": (
+        "asked for the next batch without calling optimizer.step()"
     ),
-    "step without a batch": (
-        "edl.init(); edl.Optimizer(sgd, model).step()",
-        "without a batch from the edl loader",
-    ),
-    "batch without a step": (
-        LOOP + "for _ in loader.epochs(1): list(loader)",
-        "asked for the next batch without calling optimizer.step()",
-    ),
-    "a prefetcher": (
-        LOOP
-        + """
+    """
+loop()
 for _ in loader.epochs(1):
     batches = iter(loader)
     ahead = next(batches, None)
     while ahead is not None:
         batch, ahead = ahead, next(batches, None)
         train()
-""",
-        "A prefetcher that takes batches ahead of their steps is not needed: loop over the loader",
+""": "A prefetcher that takes batches ahead of their steps is not needed: loop over the loader",
+    "loop(); next(iter(loader))": (
+        "to look at one batch before, take PyTorch's loader: next(iter(torch.utils.data.DataLoader"
     ),
-    "a look at one batch": (
-        LOOP + "next(iter(loader))",
-        "to look at one batch before, take PyTorch's loader: next(iter(torch.utils.data.DataLoader",
+    "loop(); every_batch(lambda: edl.gather(torch.ones(1)))": (
+        "call edl.mean(), edl.gather() and the like after the update of a batch"
     ),
-    "an optimizer without a model": (
-        "edl.init(); edl.Optimizer(sgd)",
-        "edl.Optimizer needs the model that the optimizer trains",
+    """
+edl.init(); loader = edl.DataLoader(data); opt = sgd; every_batch(train)
+""": "write optimizer = edl.Optimizer(optimizer, model) before the loop",
+    "loop(); every_batch(lambda: [model(torch.ones(1, 1)).sum().backward() for _ in (1, 2)])": (
+        "was computed twice in one step"
     ),
-    "values gathered in a step": (
-        LOOP
-        + """
-for _ in loader.epochs(1):
-    for _ in loader: edl.gather(torch.ones(1))
-""",
-        "call edl.mean(), edl.gather() and the like after the update of a batch",
-    ),
-    "a plain optimizer": (
-        """
-edl.init(); loader = edl.DataLoader(data)
-for _ in loader.epochs(1):
-    for _ in loader: sgd.zero_grad(); model(torch.ones(1, 1)).sum().backward(); sgd.step()
-""",
-        "write optimizer = edl.Optimizer(optimizer, model) before the loop",
-    ),
-    "an option that does not exist": (
-        "edl.init(); edl.DataLoader(data, num_worker=2)",
-        "unexpected keyword argument 'num_worker'",
-    ),
-    "an option without its processes": (
-        "edl.init(); edl.DataLoader(data, persistent_workers=True)",
-        "persistent_workers option needs num_workers > 0",
-    ),
-    "a loader for a data set": (
-        "edl.init(); edl.DataLoader(torch.utils.data.DataLoader(data))",
-        "takes the place of PyTorch's, and was given one",
-    ),
-    "backward twice": (
-        (
-            "edl.init(); loader = edl.DataLoader(data); opt = edl.Optimizer(sgd, model)\n"
-            "for _ in loader.epochs(1):\n for _ in loader:\n"
-            "  for _ in range(2): model(torch.ones(1, 1)).sum().backward()"
-        ),
-        "was computed twice in one step",
-    ),
-    "accumulation over batches": (
-        LOOP
-        + """
+    """
+loop()
 for _ in loader.epochs(4):
     for batch in loader:
         (model(torch.ones(1, 1)).sum() / 4).backward()
         if (edl.step() + 1) % 4 == 0: opt.step(); opt.zero_grad()
-""",
-        "to accumulate gradients over batches, use edl.no_sync()",
+""": "to accumulate gradients over batches, use edl.no_sync()",
+    "edl.init()\nwith edl.no_sync(): pass": "create an edl.Optimizer before edl.no_sync()",
+    "edl.init(); edl.Optimizer(sgd, model, backward_passes_per_step=0)": (
+        "backward_passes_per_step is 0; it must be at least 1"
     ),
-    "no_sync without an optimizer": (
-        "edl.init()\nwith edl.no_sync(): pass",
-        "create an edl.Optimizer before edl.no_sync()",
-    ),
-    "no pass": (
-        "edl.init(); edl.Optimizer(sgd, model, backward_passes_per_step=0)",
-        "backward_passes_per_step is 0; it must be at least 1",
-    ),
-    "step after the loop": (
-        LOOP
-        + """
+    """
+loop()
 for _ in loader.epochs(1):
     for batch in loader:
         with edl.no_sync(): model(torch.ones(1, 1)).sum().backward()
     opt.step()
-""",
-        "batches were handed out since the last optimizer.step()",
+""": "batches were handed out since the last optimizer.step()",
+    "loop(); every_batch(train)\nfor _ in loader.epochs(2): pass": "this job's training is over",
+    "loop()\nfor _ in loader.epochs(1):\n for _ in loader: train()\n for _ in loader: pass": (
+        "all samples of this epoch are trained, so a second loop over them would see none"
     ),
-    "epochs twice": (
-        LOOP + "for n in (1, 2):\n for _ in loader.epochs(n):\n  for _ in loader: train()",
-        "this job's training is over",
+    "loop(); edl.mean(1.0)": "the loop over the epochs: training has not begun",
+    "loop(); every_batch(lambda: edl.mean(1.0))": (
+        "call edl.mean(), edl.gather() and the like after the update of a batch"
     ),
-    "epoch twice": (
-        LOOP + "for _ in loader.epochs(1):\n for _ in loader: train()\n for _ in loader: pass",
-        "all samples of this epoch are trained, so a second loop over them would see none",
+    "loop(); every_batch(train); edl.mean(1.0)": (
+        "inside the loop over the epochs: all epochs are trained"
     ),
-    "mean before its time": (
-        LOOP + "edl.mean(1.0)",
-        "the loop over the epochs: training has not begun",
-    ),
-    "mean in a step": (
-        LOOP + "for _ in loader.epochs(1):\n for _ in loader: edl.mean(1.0)",
-        "call edl.mean(), edl.gather() and the like after the update of a batch",
-    ),
-    "mean after the end": (
-        LOOP + "for _ in loader.epochs(1):\n for _ in loader: train()\nedl.mean(1.0)",
-        "inside the loop over the epochs: all epochs are trained",
-    ),
-    "bad setting": ("edl.init(session_timeout_s=-1.0)", "session_timeout_s is -1"),
 }
 
 
 @pytest.fixture(scope="module")
 def answers() -> dict[str, tuple[int, str]]:
-    return answers_of(
-        WRONG_USES | RIGHT_USES,
-        # The first optimizer imports much more of PyTorch: once, rather than in each process.
-        "import torch; import edl.torch as edl; torch.optim.SGD([torch.zeros(1)], lr=0.1)",
-        "model = torch.nn.Linear(1, 1); sgd = torch.optim.SGD(model.parameters(), lr=0.1); "
-        "data = [0.0, 1.0]",
-    )
+    # The first optimizer imports much more of PyTorch: once, rather than in each process.
+    imports = "import torch; import edl.torch as edl; torch.optim.SGD([torch.zeros(1)], lr=0.1)"
+    return answers_of({code: code for code in WRONG_USES} | RIGHT_USES, imports, SETUP)
 
 
 @pytest.mark.parametrize("name", RIGHT_USES)
@@ -549,6 +399,8 @@ def test_other_ways_to_write_it(name: str, answers: dict[str, tuple[int, str]]) 
     assert code == 0, stderr
 
 
-@pytest.mark.parametrize("name", WRONG_USES)
-def test_wrong_use_gets_a_sentence(name: str, answers: dict[str, tuple[int, str]]) -> None:
-    assert_a_sentence(answers[name], WRONG_USES[name][1])
+@pytest.mark.parametrize(("code", "sentence"), WRONG_USES.items(), ids=WRONG_USES.values())
+def test_wrong_use_gets_a_sentence(
+    code: str, sentence: str, answers: dict[str, tuple[int, str]]
+) -> None:
+    assert_a_sentence(answers[code], sentence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lightning_python import lightning_python
+from extra_python import lightning_python
 from paths import ROOT, SCRIPTS
 from scenario import Scenario, scenario
 
@@ -13,8 +13,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.long]  # unit/test_torch_metr
 
 
 class MetricsJob(Scenario):
-    """A job of torchmetrics_counting.py."""
-
     script = SCRIPTS / "torchmetrics_counting.py"
 
     def begin(self, np: int, max_np: int, min_np: int = 1) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import forked
 import pytest
 from horovodrun import HOROVODRUN, WORKER, HorovodrunScenario
+from logical_runs import preempted
 from paths import SCRIPTS
 from scenario import scenario
 
@@ -178,27 +179,11 @@ def test_a_preempted_job_goes_on_with_other_processes(tmp_path: Path, zk_hosts: 
     words = ("--epochs", "6", "--habits", "schedule,dropout,average")
     expected = alone(tmp_path / "alone", *words)
     script = [throttle.SCRIPT, *train(tmp_path / "out", *words)]
-    saved = ("--checkpoint-dir", str(tmp_path / "saved"))
-    for run, size in enumerate((2, 3, 1)):
-        directory = tmp_path / f"run{run}"
-        directory.mkdir()
-        options = [*OPTIONS, *saved, *(("--resume",) if run else ())]
-        with started(
-            directory,
-            zk_hosts,
-            *script,
-            np=size,
-            max_np=4,
-            options=options,
-            throttled=Throttle(0.3, 100),
-        ) as job:
-            job.wait_for_step(2 * STEPS * run + STEPS + 3)
-            if size > 1:
-                job.edl("preempt", "--within", "60s")
-                assert job.end() == 96, job.describe("it was not preempted")
-            else:
-                job.hurry()
-                assert job.end() == 0, job.describe("it failed")
+    options = [*OPTIONS, "--checkpoint-dir", str(tmp_path / "saved")]
+    slow = Throttle(0.3, 100)
+    preempted(
+        tmp_path, zk_hosts, script, (2, 3, 1), options, lambda run: STEPS * (2 * run + 1) + 3, slow
+    )
     assert digests(tmp_path / "out") == expected
 
 
@@ -284,12 +269,10 @@ LOOPS = {
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_loop_that_counts_batches_is_refused(loop: str) -> None:
     """Two ranks have four steps; one process takes eight batches."""
-    done = subprocess.run(
+    done = forked.by_exec(
         [sys.executable, "-m", "edl.transparent", "-c", LEFT_EARLY.replace("LOOP", loop)],
+        240.0,
         env=os.environ | ENVIRONMENT | {"EDL_LOGICAL": "2"},
-        capture_output=True,
-        text=True,
-        timeout=240.0,
     )
     refused = "left its loop over the training data early" in done.stderr
     assert (refused, done.returncode) == (LOOPS[loop], int(LOOPS[loop])), done.stderr
@@ -311,12 +294,10 @@ for x in torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=4, shuffle=Tru
 @pytest.mark.parametrize("code", REFUSED)
 def test_what_is_refused(code: str) -> None:
     script = STEP.replace("OPTIONS", code[5:]) if code.startswith("step") else code
-    done = subprocess.run(
+    done = forked.by_exec(
         [sys.executable, "-m", "edl.transparent", "-c", script],
+        240.0,
         env=os.environ | ENVIRONMENT | {"EDL_LOGICAL": "2"},
-        capture_output=True,
-        text=True,
-        timeout=240.0,
     )
     assert done.returncode == 1
     assert REFUSED[code] in done.stderr.splitlines()[-1]

@@ -11,6 +11,7 @@ from typing import Any
 import forked
 import numpy as np
 import pytest
+from logical_runs import preempted
 from paths import SCRIPTS
 
 from edl.testing import throttle
@@ -119,21 +120,9 @@ def test_a_preempted_job_goes_on_with_other_processes(
     words = ("--epochs", "4")
     expected = alone(name, tmp_path / "alone", *words)
     script = [throttle.SCRIPT, *train(name, tmp_path / "out", *words)]
-    saved = ("--checkpoint-dir", str(tmp_path / "saved"))
-    for run, size in enumerate((2, 1)):
-        directory = tmp_path / f"run{run}"
-        directory.mkdir()
-        options = [*OPTIONS, *saved, *(("--resume",) if run else ())]
-        with started(
-            directory, zk_hosts, *script, np=size, max_np=4, options=options, throttled=SLOW
-        ) as job:
-            job.wait_for_step(STEPS[name] + 3 + run, START_S)
-            if not run:
-                job.edl("preempt", "--within", "60s")
-                assert job.end(START_S) == 96, job.describe("it was not preempted")
-            else:
-                job.hurry()
-                assert job.end(START_S) == 0, job.describe("it failed")
+    options = [*OPTIONS, "--checkpoint-dir", str(tmp_path / "saved")]
+    first = STEPS[name] + 3
+    preempted(tmp_path, zk_hosts, script, (2, 1), options, lambda run: first + run, SLOW, START_S)
     check(tmp_path / "out", expected)
     check_epochs(name, tmp_path / "out")
 

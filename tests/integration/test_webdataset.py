@@ -7,9 +7,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from paths import ROOT, SCRIPTS
+from extra_python import webdataset_python
+from paths import ROOT
 from scenario import Scenario, scenario
-from webdataset_python import webdataset_python
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]  # test_stream_jobs.py
 
@@ -17,10 +17,6 @@ ARCHIVES = 12
 
 
 class WebDatasetJob(Scenario):
-    """A job of webdataset_counting.py."""
-
-    script = SCRIPTS / "webdataset_counting.py"
-
     def begin(self, np: int, max_np: int, min_np: int = 1) -> None:
         self.python = webdataset_python()
         self.environment |= {"EDL_TEMPLATE": "0", "PYTHONPATH": str(ROOT)}  # as test_lightning.py

@@ -11,12 +11,12 @@ import gzip
 import json
 import shutil
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from kazoo.client import KazooClient
 from kazoo.security import ACL, Id
@@ -168,14 +168,7 @@ def test_a_checkpoint(tmp_path: Path) -> None:
     shutil.copytree(WRITTEN / "checkpoint", tmp_path / "checkpoint")
     (tmp_path / "train.py").write_text(RESUMES)
     command = ("run", "-np", "1", "--resume", sys.executable, "train.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "edl.cli.main", *command],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = forked.by_exec([sys.executable, "-m", "edl.cli.main", *command], 120, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "begins 2 [0.0797, 0.4647]" in done.stdout, "as the older edl has printed at its end"
     assert "begins 1" not in done.stdout

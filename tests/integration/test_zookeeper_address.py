@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked
 import pytest
 from cli_shell import STANDIN, WAIT_S, until
 from net import Net
@@ -35,14 +36,8 @@ class Machine:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def edl(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run `edl` to its end."""
-        return subprocess.run(
-            [*self._enter, str(EDL), *words],
-            env=self.environment,
-            cwd=self._directory,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
+        return forked.by_exec(
+            [*self._enter, str(EDL), *words], WAIT_S, env=self.environment, cwd=self._directory
         )
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:

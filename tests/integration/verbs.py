@@ -62,11 +62,6 @@ class Verbs:
         environment: Mapping[str, str],
         timeout_s: float,
     ) -> subprocess.CompletedProcess[str]:
-        """Run to the end.
-
-        Raises:
-            subprocess.TimeoutExpired: it did not, and was killed.
-        """
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         with tempfile.TemporaryDirectory() as place:

@@ -9,12 +9,11 @@ import forked
 import pytest
 from paths import SCRIPTS
 
-Uses = Mapping[str, tuple[str, str]]  # name -> code, a part of the sentence
+Codes = Mapping[str, str]  # by name
 
 
-def answers_of(uses: Uses, imports: str, setup: str) -> dict[str, tuple[int, str]]:
-    """Exit code and standard error of each wrong use."""
-    snippets = {name: code for name, (code, _) in uses.items()}
+def answers_of(snippets: Codes, imports: str, setup: str) -> dict[str, tuple[int, str]]:
+    """Exit code and standard error of each snippet."""
     done = forked.python(
         "tensorflow" if "tensorflow" in imports else "torch",
         [SCRIPTS / "wrong_uses.py"],
@@ -26,11 +25,11 @@ def answers_of(uses: Uses, imports: str, setup: str) -> dict[str, tuple[int, str
     return answers
 
 
-def asked(request: pytest.FixtureRequest, uses: Uses) -> Uses:
+def asked(request: pytest.FixtureRequest, snippets: Codes) -> Codes:
     """Those whose tests run in this session."""
     items = [item for item in request.session.items if item.path == request.path]
     names = {item.callspec.params.get("name") for item in items if hasattr(item, "callspec")}
-    return {name: use for name, use in uses.items() if name in names}
+    return {name: code for name, code in snippets.items() if name in names}
 
 
 def assert_a_sentence(answer: tuple[int, str], part: str) -> None:

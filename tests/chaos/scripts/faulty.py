@@ -59,10 +59,7 @@ def role():
 
 
 def armed():
-    """Return the group that may strike now, with its number and the step of the strike before.
-
-    It is None while no group may.
-    """
+    """Return the group that may strike now, if any, its number and the step of the last one."""
     last = 0
     for number, group in enumerate(GROUPS):
         struck = [CLAIMS / f"{number}.{index}" for index in range(len(group))]

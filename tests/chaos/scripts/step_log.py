@@ -19,7 +19,6 @@ from edl.testing import throttle
 
 
 def log(failpoint: str) -> None:
-    """Append a line after each step."""
     if failpoint == "boundary" and not process.is_warming_up() and process.generation() > 0:
         path = directory / f"{os.getpid()}.{run}.steps"
         with path.open("a") as file:

@@ -17,8 +17,6 @@ from pathlib import Path
 
 
 class Thing:
-    """A class of ``__main__``."""
-
     value = 3
 
 

@@ -4,7 +4,9 @@ EDL_TEST_AVERAGES: the script keeps averages of its weights and of its gradients
 """
 
 import contextlib
+import json
 import os
+from pathlib import Path
 
 import torch
 from tally import Diary, Late, parser
@@ -17,6 +19,9 @@ options = parser()
 options.add_argument("--stream", choices=["shards", "stateful"])
 options.add_argument("--global-batch", type=int)
 options.add_argument("--micro-batch", type=int)
+options.add_argument("--mds", help="samples: those of the MDS shards in this directory")
+options.add_argument("--by-shard", action="store_true", help="read these shards as a stream")
+options.add_argument("--archives", type=Path, nargs="+", help="samples: WebDataset's tar archives")
 args = options.parse_args()
 
 
@@ -26,6 +31,15 @@ def tally():
 
 
 def data():
+    if args.archives:
+        return edl.data.stream(args.archives, open_tar, parse=parse)
+    if args.mds and args.by_shard:
+        with open(f"{args.mds}/index.json") as file:
+            return edl.data.stream(json.load(file)["shards"], open_shard)
+    if args.mds:
+        from streaming import LocalDataset
+
+        return LocalDataset(args.mds)
     if args.tfrecord:
         return edl.data.tfrecord(args.tfrecord, parse=int, on_error="skip")
     if args.stream == "shards":
@@ -39,6 +53,26 @@ def data():
 def numbers(first, offset):
     """Those of one shard."""
     yield from range(first + offset, min(first + SHARD, args.samples))
+
+
+def open_shard(shard, offset):
+    from streaming.base.format import reader_from_json
+
+    samples = reader_from_json(args.mds, None, shard)
+    for number in range(offset, len(samples)):
+        yield samples[number]
+
+
+def open_tar(path):
+    import webdataset
+
+    return webdataset.WebDataset(str(path), shardshuffle=False).to_tuple("json", "txt")
+
+
+def parse(sample):
+    number, text = sample
+    assert text == b"sample " + number
+    return json.loads(number)
 
 
 torch.set_num_threads(1)
@@ -63,6 +97,9 @@ if args.checkpoint:
 diary = Diary(args)
 for epoch in loader.epochs(args.epochs):
     for number, indices in enumerate(loader):
+        if args.mds:
+            assert indices["text"] == [f"sample {each}" for each in indices["number"]]
+            indices = indices["number"]
         diary.begin_step(model.steps.item())
         last = (number + 1) % args.accumulate == 0
         with contextlib.nullcontext() if last else edl.no_sync():

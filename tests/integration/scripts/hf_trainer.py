@@ -13,8 +13,6 @@ edl.init()
 
 
 class Samples(torch.utils.data.Dataset):
-    """Sample i is a dict with the number i, as models of Hugging Face take their inputs."""
-
     def __init__(self, samples):
         self._samples = samples
 
@@ -35,8 +33,6 @@ class Model(CountingModel):
 
 
 class Tally(TrainerCallback):
-    """Counts after each step what it has done."""
-
     def on_step_begin(self, args, state, control, **_):
         diary.begin_step(model.steps.item())
 

@@ -26,8 +26,6 @@ diary = Diary(args)
 
 
 class Eager:
-    """Steps as a ``tf.function``."""
-
     session = None
 
     def __init__(self):
@@ -79,7 +77,6 @@ way = Graph() if args.graph else Eager()
 
 
 def trained():
-    """Return the number of steps so far."""
     return int(way.read(steps))
 
 

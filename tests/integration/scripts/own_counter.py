@@ -1,15 +1,16 @@
 """A script that counts the batches of an epoch itself: a newcomer's count begins at 0 inside one.
 
 "mean" exchanges numbers by that count, "norm" too, beside a SyncBatchNorm; "rate" sets the
-learning rate by it. "steps" exchanges numbers by a count that no epoch sets back.
+learning rate by it. "steps" exchanges numbers by a count that no epoch sets back, and "decay" sets
+the learning rate by that.
 """
 
 import sys
 
 from edl.testing import throttle
 
-SAMPLES, EPOCHS = 120, 60
 framework, kind = sys.argv[1:]
+SAMPLES, EPOCHS = (80, 36) if kind == "decay" else (120, 60)
 
 if framework == "torch":
     import torch
@@ -22,18 +23,21 @@ if framework == "torch":
     if kind == "norm":
         model.insert(0, torch.nn.SyncBatchNorm(1))
     sgd = torch.optim.SGD(model.parameters(), lr=0.001)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(sgd, T_0=1, T_mult=2)
+    if kind == "rate":
+        schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(sgd, T_0=1, T_mult=2)
     optimizer = edl.Optimizer(sgd, model)
     steps = 0
     for epoch in loader.epochs(EPOCHS):
         for i, batch in enumerate(loader):
+            if kind == "decay":
+                optimizer.param_groups[0]["lr"] = 0.001 / (1 + steps)
             optimizer.zero_grad()
             loss = model(batch / SAMPLES).square().mean()
             loss.backward()
             optimizer.step()
             if kind == "rate":
                 schedule.step(epoch + i / len(loader))
-            elif (steps % 7 if kind == "steps" else i % 40) == 0:
+            elif kind != "decay" and (steps % 7 if kind == "steps" else i % 40) == 0:
                 edl.mean(loss.detach())
             steps += 1
             throttle.throttle_step()
@@ -54,12 +58,16 @@ else:
 
     class Own(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            COUNT[0] = COUNT[0] if kind == "steps" else 0
+            COUNT[0] = COUNT[0] if kind in ("steps", "decay") else 0
+
+        def on_train_batch_begin(self, batch, logs=None):
+            if kind == "decay":
+                self.model.optimizer.learning_rate.assign(0.001 / (1 + COUNT[0]))
 
         def on_train_batch_end(self, batch, logs=None):
             if kind == "rate":
                 self.model.optimizer.learning_rate.assign(0.001 / (1 + COUNT[0]))
-            elif COUNT[0] % (7 if kind == "steps" else 40) == 0:
+            elif kind != "decay" and COUNT[0] % (7 if kind == "steps" else 40) == 0:
                 edl.mean(logs["loss"])
             COUNT[0] += 1
             throttle.throttle_step()

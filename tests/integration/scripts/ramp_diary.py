@@ -64,7 +64,6 @@ class Diary:
         self._missed = edl.current_worker().loader.engine.completed_by_peers
 
     def end(self, epoch, ids, rate, weights, momenta):
-        """Write that the update is made, with the rate ``rate``."""
         if edl.is_warming_up():
             return
         update = edl.current_worker().loader.update

@@ -20,8 +20,6 @@ dataset = edl.Dataset((np.arange(problem.SAMPLES), x, y), problem.BATCH, shuffle
 
 
 class Net(keras.Model):
-    """The net of the problem."""
-
     def __init__(self):
         super().__init__()
         self.hidden = keras.layers.Dense(4, "tanh")

@@ -35,10 +35,7 @@ class CountingModel(tf.keras.Model):
         return self.w.numpy()
 
     def tally(self, most=float("inf")):
-        """Count what the last step did. Tells what was wrong with it, or None.
-
-        ``most``: the norm that its gradient was clipped to.
-        """
+        """Count what the last step did. Tells what was wrong with it, or None."""
         now, before = self.moved(), self.before.numpy()
         if (now == before).all():
             return None

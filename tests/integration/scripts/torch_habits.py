@@ -52,10 +52,7 @@ class Net(torch.nn.Module):
 
 
 class Training:
-    """One worker's, or that of a single process.
-
-    ``wrapped``: what edl does to an optimizer. ``step``: the job's updates so far.
-    """
+    """One worker's, or that of a single process."""
 
     def __init__(self, wrapped=lambda optimizer, model: optimizer, step=lambda: None):
         self.step = step

@@ -38,11 +38,7 @@ class Stateful(torch.utils.data.IterableDataset):
 
 
 class Averages:
-    """Values that scripts keep beside the training.
-
-    They are a target network that follows the weights, in the model but not trained, and a history
-    of the gradients' norms, by which scripts clip.
-    """
+    """What scripts keep: weights that follow, not trained, and the norm of gradients."""
 
     def __init__(self, model):
         self._model = model
