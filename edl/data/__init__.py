@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from edl.data.columns import arrays
 from edl.data.dataset import Dataset
 from edl.data.files import Skipped
-from edl.data.memory import arrays
 from edl.data.npy_file import npy
 from edl.data.parquet_file import parquet
 from edl.data.stream import Stream, stream
