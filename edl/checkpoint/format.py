@@ -44,12 +44,11 @@ from edl.checkpoint.safetensors import (
     LONGEST_HEADER,
     METADATA,
     Blob,
-    Layout,
     check_header_length,
     header_of,
     nothing,
-    places_of,
     read_some,
+    serialized,
     write_whole,
 )
 from edl.checkpoint.tensors import (
@@ -264,8 +263,6 @@ def read_checkpoint(path: Location) -> Checkpoint:
 def _serialized(
     manifest: Manifest, state: PackedState, records: Mapping[str, TensorRecord]
 ) -> list[bytes | memoryview]:
-    own = {name: blob for name, blob in state.blobs.items() if not records[name].file}
-    layout = Layout.of(own)
     about = {
         **asdict(manifest),
         "state": state.tree,
@@ -276,10 +273,13 @@ def _serialized(
         "sha256": _ZEROS,
         "manifest": json.dumps(about, separators=(",", ":")),
     }
-    header = layout.header(metadata)
+    header, *data = serialized(_own(state, records), metadata)
     checksum = hashlib.sha256(header).hexdigest()
-    header = header.replace(_ZEROS.encode(), checksum.encode(), 1)
-    return [header, *(blob.data for _, blob in layout.blobs)]
+    return [bytes(header).replace(_ZEROS.encode(), checksum.encode(), 1), *data]
+
+
+def _own(state: PackedState, records: Mapping[str, TensorRecord]) -> dict[str, Blob]:
+    return {name: blob for name, blob in state.blobs.items() if not records[name].file}
 
 
 # --- reading
@@ -339,7 +339,7 @@ def _read_header(path: Location, file: BinaryIO) -> _CheckpointHeader:
             state=about.pop("state"),
             tensors={n: TensorRecord.from_json(one) for n, one in about.pop("tensors").items()},
             manifest=Manifest(**{name: about[name] for name in about.keys() & _MANIFEST}),
-            places=places_of(tensors),
+            places={name: tuple(entry["data_offsets"]) for name, entry in tensors.items()},
             payload_sha256=metadata.get("payload_sha256", ""),
         )
     except (ValueError, KeyError, TypeError) as error:
@@ -521,10 +521,9 @@ def write_part(
     records: Mapping[str, TensorRecord],
     check: Callable[[], None] = nothing,
 ) -> int:
-    layout = Layout.of({name: x for name, x in state.blobs.items() if not records[name].file})
     about = {name: asdict(record) for name, record in records.items()}
-    header = layout.header({_RECORDS: json.dumps(about, separators=(",", ":"))})
-    return write_whole(path, [header, *(blob.data for _, blob in layout.blobs)], check)
+    metadata = {_RECORDS: json.dumps(about, separators=(",", ":"))}
+    return write_whole(path, serialized(_own(state, records), metadata), check)
 
 
 def part_at(path: Location) -> Part:

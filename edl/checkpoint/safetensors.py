@@ -1,6 +1,6 @@
 """Write and read safetensors files: named tensors behind a JSON header, which any tool can open.
 
-:class:`Layout` and :func:`write_whole` write one, :func:`read_plain` reads one. The file::
+:func:`serialized` and :func:`write_whole` write one, :func:`read_plain` reads one. The file::
 
     LENGTH                 8 bytes, little endian: of the header
     header                 JSON: {"__metadata__": {text: text}, NAME: {type, shape, place}, ...}
@@ -61,32 +61,22 @@ class Blob:
     device: str = "cpu"  # where it lived: a device type
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The order of tensors in a safetensors file, and what its header says about each."""
-
-    blobs: tuple[tuple[str, Blob], ...]  # in the order of the data
-    entries: Mapping[str, Mapping[str, Any]]  # by name: type, shape and place
-
-    @classmethod
-    def of(cls, blobs: Mapping[str, Blob]) -> Layout:
-        # So each begins at a multiple of its alignment.
-        ordered = sorted(blobs.items(), key=lambda item: -_alignment(item[1]))
-        entries: dict[str, Any] = {}
-        offset = 0
-        for name, blob in ordered:
-            size, kind = blob.data.nbytes, TYPES.get(blob.dtype)
-            shape = list(blob.shape) if kind else [size]
-            end = offset + size
-            entries[name] = {"dtype": kind or "U8", "shape": shape, "data_offsets": [offset, end]}
-            offset = end
-        return cls(tuple(ordered), entries)
-
-    def header(self, metadata: Mapping[str, str]) -> bytes:
-        text = json.dumps({METADATA: metadata, **self.entries}, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % LENGTH.size)  # the format's rule, and it aligns the data
-        check_header_length(len(text))
-        return LENGTH.pack(len(text)) + text
+def serialized(blobs: Mapping[str, Blob], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
+    """Return the content of a file in pieces: LENGTH and header, then the data of each tensor."""
+    # So each begins at a multiple of its alignment.
+    ordered = sorted(blobs.items(), key=lambda item: -_alignment(item[1]))
+    entries: dict[str, Any] = {METADATA: metadata}
+    offset = 0
+    for name, blob in ordered:
+        size, kind = blob.data.nbytes, TYPES.get(blob.dtype)
+        shape = list(blob.shape) if kind else [size]
+        end = offset + size
+        entries[name] = {"dtype": kind or "U8", "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH.size)  # the format's rule, and it aligns the data
+    check_header_length(len(text))
+    return [LENGTH.pack(len(text)) + text, *(blob.data for _, blob in ordered)]
 
 
 def check_header_length(length: int) -> None:
@@ -96,10 +86,6 @@ def check_header_length(length: int) -> None:
             f"{LONGEST_HEADER / 1e6:.1f} MB at most: state_dict() must return large bytes and "
             "long lists as NumPy arrays, which are not in the header"
         )
-
-
-def places_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
-    return {name: tuple(entry["data_offsets"]) for name, entry in entries.items()}
 
 
 @contextmanager
@@ -125,10 +111,7 @@ def read_plain(path: Location) -> dict[str, Blob]:
         entries = json.loads(content[LENGTH.size : begin])
         entries.pop(METADATA, None)
         data = memoryview(content)[begin:]
-        return {
-            name: _blob(entries[name], data[slice(*place)])
-            for name, place in places_of(entries).items()
-        }
+        return {name: _blob(entry, data) for name, entry in entries.items()}
 
 
 def read_some(path: Location, names: Collection[str]) -> dict[str, memoryview]:
@@ -168,7 +151,8 @@ def _header(file: IO[bytes]) -> Header:
         raise ValueError(f"a header of {length} bytes")
     entries = json.loads(file.read(length))
     metadata = entries.pop(METADATA, {})
-    return Header(LENGTH.size + length, metadata, places_of(entries))
+    places = {name: tuple(entry["data_offsets"]) for name, entry in entries.items()}
+    return Header(LENGTH.size + length, metadata, places)
 
 
 def nothing() -> None:
@@ -198,11 +182,10 @@ def write_whole(
 
 
 def _blob(entry: Mapping[str, Any], data: memoryview) -> Blob:
-    shape, dtype = tuple(entry["shape"]), _NAMES[entry["dtype"]]
     begin, end = entry["data_offsets"]
-    if len(data) != end - begin:
-        raise ValueError(f"a tensor of {end - begin} bytes has {len(data)}")
-    return Blob("safetensors", dtype, shape, data)
+    if len(own := data[begin:end]) != end - begin:
+        raise ValueError(f"a tensor of {end - begin} bytes has {len(own)}")
+    return Blob("safetensors", _NAMES[entry["dtype"]], tuple(entry["shape"]), own)
 
 
 def _alignment(blob: Blob) -> int:

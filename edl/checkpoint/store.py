@@ -29,10 +29,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from edl.checkpoint import format as files
-from edl.checkpoint.format import Checkpoint
+from edl.checkpoint.format import Checkpoint, Manifest
 from edl.checkpoint.location import LOOK_S, Location, RemotePath, looked, modified_s, mount_point
 from edl.checkpoint.safetensors import nothing
 from edl.checkpoint.writer import (
@@ -225,13 +224,6 @@ class LoggedSteps:
         self._told = True
 
 
-# Step, ledger, samples, gradient noise scale, global batch, script's seed of a checkpoint, and why
-# the last fit was stopped.
-Resume = Callable[
-    [int, Mapping[str, Any], int, Mapping[str, Any], int, int, str, Sequence[Sequence[int]]], None
-]
-
-
 class Checkpoints:
     def __init__(self, config: CheckpointConfig, records: JobRecords) -> None:
         self._config = config
@@ -264,7 +256,7 @@ class Checkpoints:
         self,
         source: Source,
         replica: Durable,
-        resume: Resume,
+        resume: Callable[[Manifest], None],
         fits: int = 0,
     ) -> Checkpoint | None:
         """Load the newest good checkpoint; with another number of `fits` it is only returned."""
@@ -282,10 +274,7 @@ class Checkpoints:
             return found
         try:
             replica.restore(found.state)
-            about = found.manifest
-            chosen = int(about.source.get("chosen", 0))
-            place = about.step, about.ledger, about.samples, about.noise, chosen, about.seed
-            resume(*place, about.fit_stopped, about.batches)
+            resume(found.manifest)
         except DataError as error:
             raise CheckpointError(f"{found.path} cannot be used: {error}") from error
         if self._config.or_begin:

@@ -13,7 +13,7 @@ from typing import Any
 from edl.checkpoint import format as files
 from edl.checkpoint.format import Checkpoint
 from edl.checkpoint.location import Location
-from edl.checkpoint.safetensors import TYPES, Blob, Layout, read_plain, write_whole
+from edl.checkpoint.safetensors import TYPES, Blob, read_plain, serialized, write_whole
 from edl.checkpoint.tensors import check_is_whole
 from edl.errors import CheckpointError, UsageError, some
 
@@ -75,11 +75,10 @@ def export_weights(
     ties = _ties(found)
     if tied_once:
         blobs = {name: blob for name, blob in blobs.items() if name not in ties}
-    layout = Layout.of(blobs)
-    header = layout.header({**ties, "format": _TOOLS.get(found.manifest.framework, "np")})
+    metadata = {**ties, "format": _TOOLS.get(found.manifest.framework, "np")}
     try:
         # One with several names is written under each, so that the file is a whole `state_dict()`.
-        size = write_whole(target, [header, *(blob.data for _, blob in layout.blobs)])
+        size = write_whole(target, serialized(blobs, metadata))
     except OSError as error:
         raise CheckpointError(f"cannot write {target}: {error.strerror}") from error
     return found, len(blobs), size

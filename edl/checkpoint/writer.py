@@ -34,7 +34,7 @@ from edl.checkpoint.format import (
     write_part,
 )
 from edl.checkpoint.location import Location, file_bytes
-from edl.checkpoint.safetensors import Layout, nothing, write_whole
+from edl.checkpoint.safetensors import nothing, serialized, write_whole
 from edl.checkpoint.tensors import UNCHANGED, TensorRecord, named_files
 from edl.errors import CheckpointError, EdlError
 from edl.events import CheckpointDetails, CheckpointFailedDetails, Details
@@ -94,10 +94,7 @@ class UnchangedTensors:
         blobs = {name: state.blobs[name] for name in fresh}
         if sum(blob.data.nbytes for blob in blobs.values()) >= LEAST:
             path = self._directory / f"unchanged-{step:012d}-{uuid.uuid4().hex[:8]}.safetensors"
-            layout = Layout.of(blobs)
-            data: list[bytes | memoryview] = [layout.header({})]
-            data += [blob.data for _, blob in layout.blobs]
-            size = write_whole(path, data, check)
+            size = write_whole(path, serialized(blobs, {}), check)
             found |= {name: replace(found[name], file=path.name) for name in fresh}
         self._step, self._before = step, found
         return found, size

@@ -71,12 +71,12 @@ def build_horovod(
     prints its path.
     """
     from edl.cli.common import console
-    from edl.install import horovod_wheel, installation
+    from edl.install import horovod_wheel
 
     screen = console()
     wanted = horovod_wheel.recipe(gpu=gpu, environ=config.environment())
     if install:
-        installation.provide(wanted, force=force, console=screen)
+        horovod_wheel.provide(wanted, force=force, console=screen)
     else:
         typer.echo(str(horovod_wheel.build(wanted, force=force, console=screen)))
 

@@ -1,9 +1,8 @@
-"""Read records whose fields are rows of several arrays, in memory or in files.
+"""Read records whose fields are rows of several arrays, in memory (:func:`arrays`) or in files.
 
 Such an array is a *column*. Record i has row i of every column. A *part* of a data set is one file
-with all columns, or one file of each column. :class:`ArrayDataset` is the data set;
-``edl.data.arrays`` and ``npy`` make it of columns in memory (:class:`InMemory`) or in
-files (:class:`Stored`).
+with all columns, or one file of each column. :class:`ArrayDataset` is the data set; its columns are
+arrays, or :class:`Stored` in files (``edl.data.npy``).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -22,21 +21,6 @@ from edl.data.files import Integers, Readable
 from edl.errors import DataError, UsageError
 
 Array = npt.NDArray[Any]
-
-
-class Rows(Protocol):
-    """The interface of one column in one part of a data set: it reads rows by their numbers."""
-
-    def take(self, rows: Integers) -> Array:
-        """Return a new array of the rows, in that order and the machine's byte order."""
-
-
-class InMemory:
-    def __init__(self, array: Array) -> None:
-        self._array = array
-
-    def take(self, rows: Integers) -> Array:
-        return self._array[rows]
 
 
 class Stored:
@@ -55,7 +39,7 @@ class Stored:
         self._row = row
         self._row_bytes = row_bytes(dtype, row)
 
-    def take(self, rows: Integers) -> Array:
+    def __getitem__(self, rows: Integers) -> Array:
         taken = np.empty((len(rows), *self._row), self._dtype)
         if taken.nbytes:
             buffer = taken.reshape(-1).view(np.uint8).data
@@ -66,6 +50,9 @@ class Stored:
         return native(taken)
 
 
+Column = Array | Stored  # its rows by their numbers, in the machine's byte order: column[numbers]
+
+
 class ArrayDataset(Dataset[Any]):
     """A data set whose record i is row i of every column: a value, a tuple, or a dict."""
 
@@ -73,7 +60,7 @@ class ArrayDataset(Dataset[Any]):
         self,
         kind: str,
         parts: Sequence[Fragment],
-        columns: Sequence[Sequence[Rows]],
+        columns: Sequence[Sequence[Column]],
         names: Sequence[str] | None,
         parse: Callable[[Any], Any] | None,
     ) -> None:
@@ -83,10 +70,49 @@ class ArrayDataset(Dataset[Any]):
 
     def _read(self, part: int, rows: Sequence[int]) -> Sequence[Any]:
         wanted = as_rows(rows)
-        taken = [column.take(wanted) for column in self._columns[part]]
+        taken = [column[wanted] for column in self._columns[part]]
         if self._names is not None:
             return [dict(zip(self._names, row, strict=True)) for row in zip(*taken, strict=True)]
         return list(taken[0]) if len(taken) == 1 else list(zip(*taken, strict=True))
+
+
+def arrays(
+    *positional: Any, parse: Callable[[Any], Any] | None = None, **named: Any
+) -> Dataset[Any]:
+    """Return a data set of arrays in memory, whose record i is row i of each array.
+
+    The records of ``arrays(x=x, y=y)`` are dicts, those of ``arrays(x, y)`` tuples, and those of
+    ``arrays(x)`` rows. NumPy arrays in the machine's byte order are not copied, so later changes of
+    them show. Only the types and shapes of the arrays enter the data set's fingerprint, not their
+    contents.
+
+    Args:
+        *positional: the arrays (or what ``numpy.asarray`` takes), if they have no names.
+        parse: a function of a record that returns what the script sees; None: the record itself.
+        **named: the arrays by name.
+
+    Raises:
+        DataError: if an argument is no array, holds Python objects or has no dimension, or if the
+            lengths differ.
+        UsageError: if there is no array, or some have names and some have none.
+    """
+    given, names = arrange(positional, named, "edl.data.arrays")
+    whats = [f"array {name!r}" for name in names or range(len(given))]
+    try:
+        found = [np.asarray(each) for each in given]
+    except (ValueError, TypeError, RuntimeError) as error:  # a tensor says by it what to call
+        raise DataError(f"edl.data.arrays was given something that is no array: {error}") from error
+    for what, array in zip(whats, found, strict=True):
+        check_array(what, array.dtype, array.shape)
+    check_lengths({what: len(array) for what, array in zip(whats, found, strict=True)})
+    about = repr([(array.dtype.str, array.shape) for array in found])
+    part = Fragment(
+        name=",".join(names or ()),
+        size=sum(array.nbytes for array in found),
+        count=len(found[0]),
+        digest=google_crc32c.value(about.encode()),
+    )
+    return ArrayDataset("array", [part], [[native(array) for array in found]], names, parse)
 
 
 def arrange(
@@ -144,47 +170,3 @@ def runs(rows: Integers) -> list[tuple[int, int]]:
     """Divide the row numbers `rows` into runs in which each number is the previous one plus 1."""
     edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
     return list(pairwise(edges))
-
-
-# ------------------------------------------------------------
-# Make a data set of arrays in memory (`arrays`).
-
-
-def arrays(
-    *positional: Any, parse: Callable[[Any], Any] | None = None, **named: Any
-) -> Dataset[Any]:
-    """Return a data set of arrays in memory, whose record i is row i of each array.
-
-    The records of ``arrays(x=x, y=y)`` are dicts, those of ``arrays(x, y)`` tuples, and those of
-    ``arrays(x)`` rows. NumPy arrays in the machine's byte order are not copied, so later changes of
-    them show. Only the types and shapes of the arrays enter the data set's fingerprint, not their
-    contents.
-
-    Args:
-        *positional: the arrays (or what ``numpy.asarray`` takes), if they have no names.
-        parse: a function of a record that returns what the script sees; None: the record itself.
-        **named: the arrays by name.
-
-    Raises:
-        DataError: if an argument is no array, holds Python objects or has no dimension, or if the
-            lengths differ.
-        UsageError: if there is no array, or some have names and some have none.
-    """
-    given, names = arrange(positional, named, "edl.data.arrays")
-    whats = [f"array {name!r}" for name in names or range(len(given))]
-    try:
-        found = [np.asarray(each) for each in given]
-    except (ValueError, TypeError, RuntimeError) as error:  # a tensor says by it what to call
-        raise DataError(f"edl.data.arrays was given something that is no array: {error}") from error
-    for what, array in zip(whats, found, strict=True):
-        check_array(what, array.dtype, array.shape)
-    check_lengths({what: len(array) for what, array in zip(whats, found, strict=True)})
-    about = repr([(array.dtype.str, array.shape) for array in found])
-    part = Fragment(
-        name=",".join(names or ()),
-        size=sum(array.nbytes for array in found),
-        count=len(found[0]),
-        digest=google_crc32c.value(about.encode()),
-    )
-    columns = [InMemory(native(array)) for array in found]
-    return ArrayDataset("array", [part], [columns], names, parse)

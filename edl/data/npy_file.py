@@ -20,7 +20,6 @@ import numpy as np
 
 from edl.data.columns import (
     ArrayDataset,
-    Rows,
     RowType,
     Stored,
     arrange,
@@ -75,11 +74,6 @@ class NpyHeader:
     @property
     def row_type(self) -> RowType:
         return self.dtype.str, self.row
-
-    @property
-    def stored_bytes(self) -> int:
-        rows = self.shape[0] if self.shape else 1
-        return self.length + rows * row_bytes(self.dtype, self.row)
 
     def check(self, what: str) -> None:
         check_array(what, self.dtype, self.shape)
@@ -243,7 +237,7 @@ def _part(
     )
 
 
-def _rows(opened: PerProcess[Readable], path: str, stamp: Stamp, found: _RowsFound) -> Rows:
+def _rows(opened: PerProcess[Readable], path: str, stamp: Stamp, found: _RowsFound) -> Stored:
     assert found.header is not None
     reader = partial(opened.get, path, partial(Readable, path, stamp))
     return Stored(reader, found.header.length, found.header.dtype, found.header.row)

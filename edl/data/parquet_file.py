@@ -303,22 +303,14 @@ class _Lists(Sequence[Any]):
     """A column of lists of numbers; each one read is a new array, or a list with None in it."""
 
     def __init__(self, lists: pyarrow.Array) -> None:
-        numbers = lists.flatten()  # without those of lists that are missing
-        self._numbers = _filled(numbers)
-        self._missing = _missing(numbers) if numbers.null_count else None
-        lengths = _arrow().compute.list_value_length(lists)
-        self._stops = np.cumsum(_filled(lengths), dtype=np.int64)
+        self._lists = lists
 
     def __len__(self) -> int:
-        return len(self._stops)
+        return len(self._lists)
 
     def __getitem__(self, row: Any) -> Any:
-        start, stop = self._stops[row - 1] if row else 0, self._stops[row]
-        numbers = self._numbers[start:stop]
-        if self._missing is None or not self._missing[start:stop].any():
-            return numbers.copy()
-        pairs = zip(numbers.tolist(), self._missing[start:stop], strict=True)
-        return [None if missing else number for number, missing in pairs]
+        numbers = self._lists[row].values
+        return numbers.to_pylist() if numbers.null_count else numbers.to_numpy(False).copy()
 
 
 class _Objects(Sequence[Any]):

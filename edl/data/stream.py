@@ -60,11 +60,16 @@ class ShardReader(ABC):
     :class:`~edl.data.stream.StatefulStream`; :meth:`read` gets the samples.
 
     Attributes:
+        count: the number of shards that the data have; 1 if they are not divided.
+        fingerprint: one line of text; if it differs between two workers, their data differ. Workers
+            with different data may still have the same line.
         shared: whether all workers read all of the data, which is then a single shard.
         parse: a function of a sample that returns what the script sees, which the loader calls,
             and :meth:`read` does not; None: the script sees the sample itself.
     """
 
+    count: int
+    fingerprint: str
     shared = False
     parse: Callable[[Any], Any] | None = None
 
@@ -72,19 +77,6 @@ class ShardReader(ABC):
         self._place: tuple[int, int] | None = None  # epoch and shard that are open
         self._at = 0  # the number of the next sample
         self._samples: Iterator[Any] = iter(())
-
-    @property
-    @abstractmethod
-    def count(self) -> int:
-        """The number of shards that the data have."""
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """One line of text; if it differs between two workers, their data differ.
-
-        Workers with different data may still have the same line.
-        """
 
     @abstractmethod
     def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
@@ -179,24 +171,14 @@ class Stream(ShardReader):
         if not callable(open) or not (parse is None or callable(parse)):
             raise UsageError("edl.data.stream takes a function open(shard, offset), and a parse")
         self.shards = list(shards)
+        self.count = len(self.shards)
+        # Names without folders, in which the data may lie elsewhere on another host.
+        names = [_name_of(shard) for shard in self.shards]
+        digest = hashlib.sha256(repr(names).encode()).hexdigest()[:16]
+        self.fingerprint = f"a stream of {self.count} shards, with names of digest {digest}"
         self.parse = parse
         self._open = open
         self._offset = _offset_of(open)
-
-    @property
-    def count(self) -> int:
-        """The number of shards that the stream has."""
-        return len(self.shards)
-
-    @property
-    def fingerprint(self) -> str:
-        """One line with the number of shards and a digest of their names without folders.
-
-        If it differs between two workers, their shards differ.
-        """
-        names = [_name_of(shard) for shard in self.shards]
-        digest = hashlib.sha256(repr(names).encode()).hexdigest()[:16]
-        return f"a stream of {len(names)} shards, with names of digest {digest}"
 
     def _begin(self, epoch: int, shard: int, offset: int) -> tuple[int, Any]:
         if self._offset is _Offset.SECOND:
@@ -306,6 +288,7 @@ class _Mark:
 class StatefulStream(ShardReader):
     """A stream of an iterable data set: all workers read all samples, and each trains its own."""
 
+    count = 1
     shared = True
     edl_compared = False
 
@@ -326,17 +309,7 @@ class StatefulStream(ShardReader):
                 "its first state, so nobody could tell which of them are trained; give it as it "
                 "was made, with a seed for its order, and change samples at random in collate_fn"
             )
-        self._begins = begins
-
-    @property
-    def count(self) -> int:
-        """The number of shards, which is 1: the data set is not divided into files or the like."""
-        return 1
-
-    @property
-    def fingerprint(self) -> str:
-        """One line with the type of the data set and digests of its first samples."""
-        return f"{self._named(0)} that begins with samples of digest {'-'.join(self._begins)}"
+        self.fingerprint = f"{self._named(0)} that begins with samples of digest {'-'.join(begins)}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch and the kept states of the data set, for newcomers and checkpoints."""

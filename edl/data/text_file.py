@@ -9,9 +9,8 @@ from typing import Any, overload
 
 import numpy as np
 
-from edl.data.dataset import Dataset, Record
+from edl.data.dataset import LENGTHS, STARTS, Dataset, Record, SpanDataset
 from edl.data.files import Index, Integers, OnError, Paths, Readable, Skipped, refuse_compressed
-from edl.data.spans import LENGTHS, STARTS, SpanDataset
 from edl.errors import DataError, UsageError
 
 CHUNK_BYTES = 2**20

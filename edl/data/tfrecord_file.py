@@ -19,9 +19,8 @@ from typing import Any, BinaryIO, overload
 import google_crc32c
 import numpy as np
 
-from edl.data.dataset import Dataset, Record
+from edl.data.dataset import LENGTHS, STARTS, Dataset, Record, SpanDataset
 from edl.data.files import Index, OnError, Paths, Readable, Skipped, refuse_compressed
-from edl.data.spans import LENGTHS, STARTS, SpanDataset
 from edl.errors import DataError
 
 HEADER = struct.Struct("<QI")

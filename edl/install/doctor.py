@@ -21,7 +21,7 @@ import edl
 from edl import config, horovod_build
 from edl.errors import ConfigError
 from edl.install import horovod_wheel, toolchain
-from edl.install.installation import import_failure
+from edl.install.horovod_wheel import import_failure
 
 DISTRIBUTION = "edl-horovod"
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}

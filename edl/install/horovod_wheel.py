@@ -1,8 +1,9 @@
-"""Build Horovod 0.28.1 once for the frameworks of the running interpreter, and cache the wheel.
+"""Build Horovod 0.28.1 once for the frameworks of the running interpreter, and install it.
 
 The cache entry of a wheel is named by everything that decides its content (:class:`Recipe`). It
 appears by one rename, so it is complete or does not exist; builds of the same wheel wait for each
-other.
+other. A wheel from the cache may be of another machine: it is tried by an import, and built anew if
+that fails.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import zipfile
@@ -32,7 +34,7 @@ from rich.console import Console
 
 from edl import config
 from edl.errors import BuildError
-from edl.horovod_build import MARKER
+from edl.horovod_build import MARKER, installed_marker
 from edl.install import toolchain
 
 # ------------------------------------------------------------
@@ -378,15 +380,7 @@ class _Build:
         fetched.replace(archive)
 
     def _pip(self, *arguments: str, what: str, env: Mapping[str, str]) -> None:
-        command, *rest = arguments
-        retries = ("--retries", "10")
-        toolchain.run_logged(
-            [sys.executable, "-m", "pip", command, *retries, *rest],
-            what=what,
-            log=self.log,
-            env=env,
-            console=self.console,
-        )
+        _pip(*arguments, what=what, log=self.log, env=env, console=self.console)
 
     def _environment(self, tools: Path) -> dict[str, str]:
         env = {k: v for k, v in config.environment().items() if not k.startswith("HOROVOD_")}
@@ -446,3 +440,89 @@ def locked(path: Path, does: str, console: Console) -> Iterator[None]:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# ------------------------------------------------------------
+# Install the wheel into the running interpreter, and see that it works: `provide`.
+
+IMPORT_TIMEOUT_S = 120.0  # a first import of TensorFlow on a slow disk
+
+
+def provide(wanted: Recipe, *, force: bool, console: Console) -> None:
+    # If one from the cache cannot be imported here, for example because it was built for another
+    # processor, it is built again and replaced in the cache.
+    place = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
+    lock = cache_folder() / f"install-{place}.lock"
+    with locked(lock, "installs Horovod for this interpreter", console):
+        if not force and is_installed(wanted) and not import_failures(wanted):
+            console.print(f"Horovod {VERSION} of this recipe is already installed")
+            return
+        check_writable_interpreter()
+        is_built = force or cached(wanted) is None
+        _install(build(wanted, force=force, console=console), console)
+        failures = import_failures(wanted)
+        if failures and not is_built:
+            console.print(f"the wheel from the cache fails here: {failures[0]}", soft_wrap=True)
+            _install(build(wanted, force=True, console=console), console)
+            failures = import_failures(wanted)
+        if not failures:
+            return
+        if not wanted.gpu:
+            raise BuildError(f"Horovod was built and installed, but {failures[0]}")
+        console.print(f"installed, but on this machine {failures[0]}", soft_wrap=True)
+
+
+def is_installed(wanted: Recipe) -> bool:
+    return bool(installed_marker().get("key") == wanted.key)
+
+
+def import_failures(wanted: Recipe) -> list[str]:
+    frameworks = {"torch": wanted.torch, "tensorflow": wanted.tensorflow}
+    failures = {one: import_failure(one) for one, version in frameworks.items() if version}
+    return [f"`import horovod.{one}` fails: {why}" for one, why in failures.items() if why]
+
+
+def import_failure(module: str) -> str:
+    command = [sys.executable, "-c", f"import horovod.{module}"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {IMPORT_TIMEOUT_S:g} s"
+    if done.returncode == 0:
+        return ""
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"
+
+
+def check_writable_interpreter() -> None:
+    """Raise an error if pip may not install packages into this interpreter (PEP 668)."""
+    # before the build, so that nobody learns it after minutes of compiling
+    marker = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
+    if sys.prefix == sys.base_prefix and marker.is_file():
+        raise BuildError(
+            f"{sys.executable} belongs to the operating system, which lets pip install nothing; "
+            "use a virtual environment: python3 -m venv .venv"
+        )
+
+
+def _install(wheel: Path, console: Console) -> None:
+    log, env = wheel.with_name("install.log"), config.environment()
+    try:
+        what = "installing what Horovod requires"
+        _pip("install", *REQUIREMENTS, what=what, log=log, env=env, console=console)
+        # --force-reinstall: pip takes a wheel of the version that it has already for the same
+        again = ("install", "--force-reinstall", "--no-deps", str(wheel))
+        _pip(*again, what="installing Horovod", log=log, env=env, console=console)
+    except toolchain.CommandFailed as error:
+        raise BuildError(
+            f"pip could not install {wheel.name} into {sys.executable}: "
+            f"{toolchain.error_line(error.tail)} (all of it in {log})"
+        ) from error
+
+
+def _pip(*arguments: str, what: str, log: Path, env: Mapping[str, str], console: Console) -> None:
+    command, *rest = arguments
+    pip = [sys.executable, "-m", "pip", command, "--retries", "10", *rest]
+    toolchain.run_logged(pip, what=what, log=log, env=env, console=console)

@@ -28,6 +28,5 @@ __all__ = ["ElasticEnvironment", "ElasticStrategy"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "strategy" if name == "ElasticStrategy" else "environment"
     libraries = ("lightning", "torchmetrics")
-    return getattr(import_adapter(f"{__name__}.{module}", libraries, "lightning"), name)
+    return getattr(import_adapter(f"{__name__}.strategy", libraries, "lightning"), name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from edl.errors import UsageError
 
@@ -26,26 +26,24 @@ CALLBACKS = {
 }
 
 
-class Fit(NamedTuple):
-    """The properties of a call of `trainer.fit()` by which `why_refused` decides."""
-
-    is_automatic: bool = True  # whether the module leaves optimization to Lightning
-    callbacks: tuple[str, ...] = ()  # names of the callbacks' classes and of their base classes
-    reloads_every: int = 0  # `reload_dataloaders_every_n_epochs`
-    takes_iterator: bool = False  # `training_step` takes a `dataloader_iter`
-
-
-def check_fit(trainer: Trainer, module: LightningModule) -> None:
-    kinds = {kind.__name__ for each in trainer.callbacks for kind in type(each).__mro__}
-    if why := why_refused(
-        Fit(
-            module.automatic_optimization,
-            tuple(sorted(kinds)),
-            trainer.reload_dataloaders_every_n_epochs,
-            "dataloader_iter" in inspect.signature(module.training_step).parameters,
+def why_refused(trainer: Trainer, module: LightningModule) -> str:
+    if not module.automatic_optimization:
+        return (
+            "the module must leave optimization to Lightning; leave out automatic_optimization = "
+            "False, or write the loop with edl.torch (docs/guides/lightning.md)"
         )
-    ):
-        raise UsageError(f"with ElasticStrategy {why}")
+    kinds = {kind.__name__ for each in trainer.callbacks for kind in type(each).__mro__}
+    for name in sorted(kinds & CALLBACKS.keys()):
+        return f"the callback {name} does not work: {CALLBACKS[name]}"
+    if trainer.reload_dataloaders_every_n_epochs:
+        every = trainer.reload_dataloaders_every_n_epochs
+        return (
+            "the training loader stays the same; leave out "
+            f"reload_dataloaders_every_n_epochs={every}"
+        )
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+        return "training_step takes a batch; it cannot take a dataloader_iter"
+    return ""
 
 
 def check_own_steps(trainer: Trainer, has_own_step: bool) -> None:
@@ -57,22 +55,3 @@ def check_own_steps(trainer: Trainer, has_own_step: bool) -> None:
             "of the module would not be called for it; leave the method out, give the Trainer "
             'max_steps, or the scheduler "interval": "epoch"'
         )
-
-
-def why_refused(fit: Fit) -> str | None:
-    if not fit.is_automatic:
-        return (
-            "the module must leave optimization to Lightning; leave out automatic_optimization = "
-            "False, or write the loop with edl.torch (docs/guides/lightning.md)"
-        )
-    for name in fit.callbacks:
-        if name in CALLBACKS:
-            return f"the callback {name} does not work: {CALLBACKS[name]}"
-    if fit.reloads_every:
-        return (
-            "the training loader stays the same; leave out "
-            f"reload_dataloaders_every_n_epochs={fit.reloads_every}"
-        )
-    if fit.takes_iterator:
-        return "training_step takes a batch; it cannot take a dataloader_iter"
-    return None

@@ -1,4 +1,4 @@
-"""Divide the data of a script's loaders among the workers.
+"""Divide the data of a script's loaders among the workers, who prepare them one after another.
 
 Training data by edl's ledger; validation data by rank and size when a validation begins.
 """
@@ -6,10 +6,15 @@ Training data by edl's ledger; validation data by rank and size when a validatio
 from __future__ import annotations
 
 import math
+import os
+import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sized
+from pathlib import Path
 from typing import Any, cast
 
 import torch.utils.data
+from filelock import FileLock, Timeout
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 import edl.torch as edl
@@ -17,6 +22,8 @@ from edl.binding.loop import refuse_logical
 from edl.binding.process import current_worker
 from edl.errors import UsageError
 from edl.torch.loader import training_options
+
+PREPARE_TIMEOUT_S = 3600.0  # for the other workers of the host, which may download
 
 
 def training_loader(given: object, **batching: Any) -> edl.DataLoader:
@@ -96,3 +103,32 @@ class LoaderView:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._given, name)
+
+
+class PreparationLock:
+    """A lock of all workers on this host that run one script as one user, for `prepare_data`."""
+
+    def __init__(self, script: str, timeout_s: float = PREPARE_TIMEOUT_S) -> None:
+        number = zlib.crc32(str(Path(script).resolve()).encode())
+        name = f"edl-prepare-data-{os.getuid()}-{number:08x}.lock"
+        # The system releases it when a process dies.
+        self._lock = FileLock(Path(tempfile.gettempdir()) / name, timeout=timeout_s)
+        self._timeout_s = timeout_s
+
+    @property
+    def is_held(self) -> bool:
+        return self._lock.is_locked
+
+    def acquire(self) -> None:
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            raise UsageError(
+                f"the workers of this host call prepare_data one after another, and one of them "
+                f"has not ended it in {self._timeout_s:g} s; prepare the data in a script of its "
+                "own, before the job"
+            ) from error
+
+    def release(self) -> None:
+        if self._lock.is_locked:
+            self._lock.release()

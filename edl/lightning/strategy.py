@@ -23,11 +23,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 import edl.torch as edl
 from edl.binding.process import current_worker
 from edl.errors import UsageError
-from edl.lightning.checks import check_fit, check_own_steps
+from edl.lightning.checks import check_own_steps, why_refused
 from edl.lightning.collectives import StrategyCollectives
-from edl.lightning.loaders import LoaderView, shared, training_loader
+from edl.lightning.loaders import LoaderView, PreparationLock, shared, training_loader
 from edl.lightning.loop import ElasticLoop, TrainerState
-from edl.lightning.preparing import PreparationLock
 from edl.torch.api import is_metric
 from edl.torch.collectives import gpu_of_slot
 
@@ -195,7 +194,8 @@ class ElasticStrategy(ParallelStrategy):
         """
         module = self.lightning_module
         if trainer.state.fn == TrainerFn.FITTING:
-            check_fit(trainer, module)
+            if why := why_refused(trainer, module):
+                raise UsageError(f"with ElasticStrategy {why}")
             current_worker().check_trains()
             # It exists when the training begins.
             self._loop = ElasticLoop(trainer, lambda: cast(edl.DataLoader, self._loader))

@@ -15,6 +15,7 @@ import os
 import pickle
 import re
 import sys
+import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from edl.errors import UsageError
 
 _SCRIPT = '''"""Written by edl.run: a worker that calls a function of another program."""
 
-from edl.program.function_worker import call_function
+from edl.program.function_files import call_function
 
 if __name__ == "__main__":  # not in what multiprocessing spawns
     call_function(__file__)
@@ -146,3 +147,35 @@ def _pickled(value: Any, name: str) -> bytes:
 
 def name_of(func: Callable[..., Any]) -> str:
     return str(getattr(func, "__name__", type(func).__name__))
+
+
+# ------------------------------------------------------------
+# Call the function in a worker, and write down its result: `call_function`.
+
+
+def call_function(script: str) -> None:
+    from edl.binding import process  # imports NumPy: 0.1 s, and the program does not need it
+
+    def failure_of(error: BaseException) -> Failure:
+        """Return how the function has failed with `error`, without the lines of this module."""
+        begun = process.is_initialized()
+        worker = f"w{process.current_worker().id}" if begun else "a worker"
+        trace = error.__traceback__ and error.__traceback__.tb_next
+        text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+        return Failure(worker, begun and process.current_worker().finished, text)
+
+    files = FunctionFiles(Path(script).absolute().parent)
+    function, args, kwargs = files.read_function()
+    try:
+        result = function(*args, **kwargs)
+        if process.is_initialized():  # else the job fails, as one of such a script does
+            worker = process.current_worker()
+            files.write_result(f"w{worker.id}", worker.rank, result)
+    except Exception as error:
+        files.write_failure(failure_of(error))
+        raise
+    except SystemExit as error:
+        failure = failure_of(error)
+        if error.code and failure.after_training:  # before, edl may have ended the worker
+            files.write_failure(failure)
+        raise

@@ -68,10 +68,13 @@ def start_process(
         )
 
 
-class Run:
-    """A job in a test, which ``edl run`` starts, and the ``edl`` commands on this job.
+class Job:
+    """A job in a test, which ``edl run`` starts: its commands, waits for it, and faults.
 
-    The constructor starts nothing; call :meth:`run`, and :meth:`close` at the end.
+    :func:`started` makes it; the constructor starts nothing: call :meth:`run`, and :meth:`close` at
+    the end. The methods that wait, also for a worker that is named, raise AssertionError if the job
+    ends before, or after ``timeout_s`` (240) seconds. Workers are named as in the status: "w0",
+    "w1" and so on.
 
     Args:
         directory: the working directory, which also holds the job's output and state.
@@ -341,30 +344,6 @@ class Run:
             self._process.wait(10)
             self._stop_watching()
 
-
-def status_of(store: JobStore) -> Status:
-    """Return the present status of the job in ``store``, as ``edl status --json`` prints it."""
-    return _as_json(job_status(store.snapshot(), store.session.hosts).to_json())
-
-
-def events_of(store: JobStore) -> list[dict[str, Any]]:
-    """Return all events of the job in ``store``, oldest first, as ``edl events --json`` does."""
-    return [_as_json(flat(event)) for _, event in store.events.read()]
-
-
-def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(json.dumps(values))
-    return read
-
-
-class Job(Run):
-    """A job that ``edl run`` runs, with methods by which a test waits for it and injects faults.
-
-    :func:`started` makes it; the constructor takes the arguments of :class:`Run`. The methods that
-    wait, also for a worker that is named, raise AssertionError if the job ends before, or after
-    ``timeout_s`` (240) seconds. Workers are named as in the status: "w0", "w1" and so on.
-    """
-
     # --- watching ---
 
     def wait(
@@ -485,6 +464,21 @@ class Job(Run):
         self.edl("chaos", "--expire-session", name)
 
 
+def status_of(store: JobStore) -> Status:
+    """Return the present status of the job in ``store``, as ``edl status --json`` prints it."""
+    return _as_json(job_status(store.snapshot(), store.session.hosts).to_json())
+
+
+def events_of(store: JobStore) -> list[dict[str, Any]]:
+    """Return all events of the job in ``store``, oldest first, as ``edl events --json`` does."""
+    return [_as_json(flat(event)) for _, event in store.events.read()]
+
+
+def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(json.dumps(values))
+    return read
+
+
 @contextmanager
 def started(
     directory: Path,
@@ -509,7 +503,7 @@ def started(
         max_np: the largest number of workers.
         min_np: the smallest number of workers.
         options: more options of ``edl run``.
-        environment: variables for all processes of the job, added to :attr:`Run.environment`.
+        environment: variables for all processes of the job, added to :attr:`Job.environment`.
         throttled: how slow the steps are until :meth:`Job.hurry` is called; None: not slowed down.
     """
     script, *arguments = command

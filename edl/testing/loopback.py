@@ -17,7 +17,7 @@ data of ZooKeeper (:mod:`edl.testing.memory`), and time. The same arguments give
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,13 +35,13 @@ from edl.ring.ring import CollectiveFailed
 from edl.spec import JobSettings, JobSpec, Sizes
 from edl.step.engine import StepState
 from edl.step.weighting import Weights
-from edl.testing.agents import Agents
 from edl.testing.memory import ADDRESS, MemoryCoordinator, MemoryJob
 from edl.testing.schedule import MAX_DECISIONS, BackgroundTask, Random, Task, TaskScheduler
 from edl.worker.shared_state import SharedState
 from edl.worker.worker import Worker
 
 FROZEN_S = 40.0  # longer than anybody waits for a frozen worker
+MAX_WORKERS = 24  # that a job may start in all
 Act = Callable[["LoopbackJob"], None]
 
 
@@ -94,16 +94,6 @@ class PassedPoint(NamedTuple):
     worker: int
     number: int  # among the worker's points, from 1
     name: str
-
-
-@dataclass
-class _Orders:
-    """The actions that a test wants carried out during a run."""
-
-    # (worker id, number of its point) -> the actions when it passes that
-    at_points: dict[tuple[int, int], list[Act]] = field(default_factory=dict)
-    # in order of the steps that the first worker must have completed
-    after_steps: list[tuple[int, Act]] = field(default_factory=list)
 
 
 class LoopbackJob:
@@ -182,9 +172,12 @@ class LoopbackJob:
         self.workers: list[LoopbackWorker] = []
         self._of: dict[Task, LoopbackWorker] = {}
         self.passed: list[PassedPoint] = []
-        self._orders = _Orders()
+        # (worker id, number of its point) -> the actions when it passes that
+        self._at_points: dict[tuple[int, int], list[Act]] = {}
+        # in order of the steps that the first worker must have completed
+        self._after_steps: list[tuple[int, Act]] = []
         self.state_lost = False  # all who held the job's state died
-        self._agents = Agents(self, slots, restart_s)
+        self._agents = _Agents(self, slots, restart_s)
 
     # --- what is to happen
 
@@ -193,12 +186,12 @@ class LoopbackJob:
 
         Nothing happens if the worker has passed the point before, or never reaches it.
         """
-        self._orders.at_points.setdefault((worker, point), []).append(act)
+        self._at_points.setdefault((worker, point), []).append(act)
 
     def after_step(self, step: int, act: Act) -> None:
         """Have ``act(job)`` called once, at the next point of the first worker at ``step``."""
-        self._orders.after_steps.append((step, act))
-        self._orders.after_steps.sort(key=lambda order: order[0])
+        self._after_steps.append((step, act))
+        self._after_steps.sort(key=lambda order: order[0])
 
     # --- what people do
 
@@ -447,12 +440,101 @@ class LoopbackJob:
         one = self._of[task]
         one.points += 1
         self.passed.append(PassedPoint(one.id, one.points, name))
-        orders = self._orders
-        while orders.after_steps and one.worker.step >= orders.after_steps[0][0]:
-            orders.after_steps.pop(0)[1](self)
-        for act in orders.at_points.pop((one.id, one.points), ()):
+        while self._after_steps and one.worker.step >= self._after_steps[0][0]:
+            self._after_steps.pop(0)[1](self)
+        for act in self._at_points.pop((one.id, one.points), ()):
             act(self)
         self.schedule.pause()
+
+
+class _Agents:
+    """The agents of all hosts: they start missing workers, and wake frozen ones."""
+
+    def __init__(self, job: LoopbackJob, slots: int, restart_s: float) -> None:
+        self._job = job
+        self._slots = slots
+        self._restart_s = restart_s
+        self._restart_at = 0.0
+        self._lacks = (-1, False)  # whether a worker was lacking after so many changes
+        self.thaws: dict[int, float] = {}  # when each frozen worker is woken
+        job.schedule.actors += [
+            BackgroundTask("agents", self._may_start, self._start, self._starts_at, starts=True),
+            BackgroundTask("thaw", self._may_wake, self._wake, self._wakes_at),
+        ]
+        self.come()
+
+    def come(self) -> None:
+        """Register an agent on each host that has an entry in the desired numbers of workers."""
+        memory = self._job.memory
+        memory.agents |= dict.fromkeys(memory.hosts, self._slots)
+
+    def want_fewer(self, host: str) -> None:
+        """Lower the desired number of workers on `host` by one, after the job refused a worker."""
+        memory = self._job.memory
+        # Another one on that host would have a state that differs from the others', too.
+        memory.set_desired({**memory.hosts, host: memory.hosts[host] - 1})
+
+    def note_end(self) -> None:
+        """Record that a worker's process has ended: no host starts one for `restart_s`."""
+        self._restart_at = self._job.schedule.now_s() + self._restart_s
+
+    def _lacking(self) -> str | None:
+        job, memory = self._job, self._job.memory
+        current = memory.generation
+        ended = memory.job.state is not JobState.RUNNING or (current and not current.members)
+        if ended or memory.away or len(job.workers) >= MAX_WORKERS:
+            return None
+        for host, wanted in sorted(memory.hosts.items()):
+            replaced = {
+                request.worker
+                for request in memory.requests.values()
+                if request.kind == RequestKind.REPLACE
+            }
+            here = [
+                one
+                for one in job.workers
+                if one.host == host and not one.ended and one.id not in replaced
+            ]
+            if sum(one.id not in memory.evicted for one in here) < wanted:
+                return host
+        return None
+
+    def _may_start(self) -> bool:
+        changes = self._job.memory.changes
+        if self._lacks[0] != changes:
+            self._lacks = changes, self._lacking() is not None
+        return self._lacks[1] and self._job.schedule.now_s() >= self._restart_at
+
+    def _start(self) -> None:
+        host = self._lacking()
+        assert host is not None
+        self._job.start_worker(host)
+
+    def _starts_at(self) -> float | None:
+        self._may_start()
+        return self._restart_at if self._lacks[1] else None
+
+    def _frozen(self) -> list[tuple[float, int]]:
+        if not (frozen := self._job.memory.frozen):
+            return []
+        over = self._job.memory.job.state.over
+        return sorted((0.0 if over else self.thaws[worker], worker) for worker in frozen)
+
+    def _may_wake(self) -> bool:
+        if not self._job.memory.frozen:
+            return False
+        return self._frozen()[0][0] <= self._job.schedule.now_s()
+
+    def _wake(self) -> None:
+        """Wake the frozen worker whose time comes first; kill it if the job is over."""
+        _, worker = self._frozen()[0]
+        if self._job.memory.job.state.over:
+            self._job.kill(worker)
+        else:
+            self._job.thaw(worker)
+
+    def _wakes_at(self) -> float | None:
+        return next((at for at, _ in self._frozen()), None)
 
 
 def _check_state(job: LoopbackJob, new: Generation) -> None:

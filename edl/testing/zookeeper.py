@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from edl import config
-from edl.zookeeper.local_server import server_command
+from edl.zookeeper.local_server import ask, server_command
 
 START_S = 60.0
 # Without forceSync a killed server loses nothing; only the end of the whole machine would.
@@ -116,7 +116,7 @@ class Server:
             AssertionError: it does not within START_S (60) seconds; the text ends with its log.
         """
         deadline = time.monotonic() + START_S
-        while "Mode:" not in self._inside(self._ask):
+        while "Mode:" not in self._ask():
             assert time.monotonic() < deadline, (self._directory / "log").read_text()[-3000:]
             time.sleep(0.1)
 
@@ -143,19 +143,10 @@ class Server:
     @property
     def leads(self) -> bool:
         """Whether this server leads its ensemble; False for a standalone one, or no answer."""
-        return "Mode: leader" in self._inside(self._ask)
+        return "Mode: leader" in self._ask()
 
     def _ask(self) -> str:
-        with (
-            contextlib.suppress(OSError),
-            socket.create_connection((self._address, self._port), timeout=1) as connection,
-        ):
-            connection.sendall(b"srvr")
-            parts = []
-            while part := connection.recv(4096):
-                parts.append(part)
-            return b"".join(parts).decode(errors="replace")
-        return ""
+        return self._inside(lambda: ask(self._address, self._port))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ A script for plain Horovod has one process for each rank, from its start to its 
 are the job's *logical workers* (docs/guides/exact.md): ``hvd.size()`` is their number, and any
 number of processes share them, which come and go while the script trains.
 
-:mod:`edl.transparent.import_hook` gives the script modules with Horovod's names (``horovod_torch``,
+:mod:`edl.transparent.__main__` gives the script modules with Horovod's names (``horovod_torch``,
 ``horovod_tensorflow``, ``horovod_keras``, ``horovod_callbacks``). ``data_loading`` and
 ``tensorflow_loop`` let its data pipelines train the parts of all ranks, in the same steps as under
 Horovod. ``training`` leads a process that joins later through the script's loop over epochs to

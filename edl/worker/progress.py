@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
 from typing import Any, ClassVar, Protocol
 
+from edl.checkpoint.format import Manifest
 from edl.checkpoint.writer import CheckpointPosition
 from edl.errors import UsageError
 from edl.job.script import DoneFit, as_json, fits_of
@@ -667,24 +668,16 @@ class LoaderProgress(TrainingProgress):
             batches=self.batches or self.batches_resumed,
         )
 
-    def resume(
-        self,
-        step: int,
-        ledger: Mapping[str, Any],
-        samples: int,
-        noise: Mapping[str, Any] | None = None,
-        chosen: int = 0,
-        seed: int = -1,
-        fit_stopped: str = "",
-        batches: Sequence[Sequence[int]] = (),
-    ) -> None:
+    def resume(self, before: Manifest) -> None:
         """Go on from the position in a checkpoint."""
-        saved = restore(ledger)
+        saved = restore(before.ledger)
         known = saved.epoch * self.source.known_total + saved.done  # if an older edl saved it
-        self.trained = self.trained_before = known if samples < 0 else samples
-        self.noise.resume(noise or {})
-        self.seed, self.fit_stopped = self.seed if seed < 0 else seed, fit_stopped
-        self.batches_resumed = size_changes(batches)  # they make no ramp of the learning rate
+        self.trained = self.trained_before = known if before.samples < 0 else before.samples
+        self.noise.resume(before.noise)
+        self.seed = self.seed if before.seed < 0 else before.seed
+        self.fit_stopped = before.fit_stopped
+        self.batches_resumed = size_changes(before.batches)  # they make no ramp of the rate
+        chosen = int(before.source.get("chosen", 0))
         if chosen and self.source.batching.is_chosen:
             self._take_batching(self.source.batching.choosing(chosen))
         if saved.finished:  # it was made after the last step of its epoch
@@ -692,7 +685,7 @@ class LoaderProgress(TrainingProgress):
         self._ledger = self._granted(free_leases(saved, ()))  # held by workers of an earlier start
         self.sampler.enter(saved.epoch, resumes=True)
         self.sampler.set_microbatches(self.ledger)
-        self.step, self.has_state = step, True
+        self.step, self.has_state = before.step, True
 
     def _start(self, epoch: int) -> Ledger:
         """Return the ledger of an epoch of which nothing is trained or in training, with leases."""

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edl.testing.job import Run
+from edl.testing.job import Job
 
 
-def through_a_join_and_a_kill(job: Run, first_steps: int, restarts: bool = False) -> int:
+def through_a_join_and_a_kill(job: Job, first_steps: int, restarts: bool = False) -> int:
     """Let that happen, and the job end; the first generation after a restart of all, or 0."""
     job.wait_for_step(first_steps)
     job.scale(3)

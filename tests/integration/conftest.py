@@ -11,25 +11,25 @@ import pytest
 from kazoo.client import KazooClient
 from known import DIGITS
 
-from edl.testing.job import Run
+from edl.testing.job import Job
 from edl.zookeeper.session import Session
 
 WAIT_S = 60.0
 
 EDL_S = 60.0
 
-_try_edl = Run.try_edl
+_try_edl = Job.try_edl
 
 
-def _try_forked(job: Run, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Stand in for :meth:`Run.try_edl`: fork the verb, if it is to run in no other network."""
+def _try_forked(job: Job, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Stand in for :meth:`Job.try_edl`: fork the verb, if it is to run in no other network."""
     words, where = (verb, job.name, *arguments), (job.directory, job.environment)
     done = None if job.there else forked.run_to_end(words, *where, EDL_S)
     return done or _try_edl(job, verb, *arguments)
 
 
-Run.start_process = staticmethod(forked.start)
-Run.try_edl = _try_forked  # type: ignore[method-assign]
+Job.start_process = staticmethod(forked.start)
+Job.try_edl = _try_forked  # type: ignore[method-assign]
 
 
 @pytest.fixture

@@ -11,10 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from edl.binding import process
 from edl.errors import UsageError
-from edl.program import function_worker
-from edl.program.function_files import Failure, FunctionFiles
-from edl.program.function_worker import call_function
+from edl.program.function_files import Failure, FunctionFiles, call_function
 
 CELL = "<cell 7>"
 SOURCE = "def train(n):\n    if n:\n        raise ValueError(n)\n    return rate\n"
@@ -100,8 +99,8 @@ def test_an_exit_after_the_training_is_a_failure(
 ) -> None:
     """Before, its agent says the exit code, and edl itself may have ended the process."""
     worker = SimpleNamespace(id=1, finished=finished)
-    monkeypatch.setattr(function_worker.process, "is_initialized", lambda: True)
-    monkeypatch.setattr(function_worker.process, "current_worker", lambda: worker)
+    monkeypatch.setattr(process, "is_initialized", lambda: True)
+    monkeypatch.setattr(process, "current_worker", lambda: worker)
     monkeypatch.setattr(sys, "path", list(sys.path))
     script = files.write_function(sys.exit, (code,), {})
     with pytest.raises(SystemExit):

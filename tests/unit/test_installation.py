@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from edl.errors import BuildError
-from edl.install import horovod_wheel, installation
-from edl.install.horovod_wheel import Recipe
-from edl.install.installation import provide
+from edl.install import horovod_wheel
+from edl.install.horovod_wheel import Recipe, provide
 
 RECIPE = Recipe("cpython-311", "x86_64", "2.13.0", "2.21.0", ())
 GPU = Recipe("cpython-311", "x86_64", "2.13.0", None, (("HOROVOD_GPU_OPERATIONS", "NCCL"),))
@@ -73,11 +72,11 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     one = Machine(*request.param)
     monkeypatch.setattr(horovod_wheel, "build", one.build)
     monkeypatch.setattr(horovod_wheel, "cached", lambda wanted: "wheel" if one.cached else None)
-    monkeypatch.setattr(installation, "_install", one.install)
-    monkeypatch.setattr(installation, "is_installed", lambda wanted: one.installed)
+    monkeypatch.setattr(horovod_wheel, "_install", one.install)
+    monkeypatch.setattr(horovod_wheel, "is_installed", lambda wanted: one.installed)
     failure = "Illegal instruction"
-    monkeypatch.setattr(installation, "import_failure", lambda name: "" if one.works else failure)
-    monkeypatch.setattr(installation, "check_writable_interpreter", lambda: None)
+    monkeypatch.setattr(horovod_wheel, "import_failure", lambda name: "" if one.works else failure)
+    monkeypatch.setattr(horovod_wheel, "check_writable_interpreter", lambda: None)
     return one
 
 

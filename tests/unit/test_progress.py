@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from edl.checkpoint.format import Manifest
 from edl.errors import DataError, NewcomerDiffers
 from edl.records import WorkerProgress, is_status_due
 from edl.step.batching import Batching
@@ -344,7 +345,8 @@ def test_a_newcomer_and_a_resumed_job_have_the_batch_that_was_chosen() -> None:
     chosen_by(root, 0, 20)
     other.take_over(root.header(), Receive.ALL)
     assert other.sampler.size == 10
-    resumed.resume(1, root.ledger.snapshot(), 0, None, 20)
+    source, ledger = {"chosen": 20}, root.ledger.snapshot()
+    resumed.resume(Manifest("j", "r1", 1, 0, "torch", source, ledger, samples=0))
     assert resumed.sampler.size == 10
     assert resumed.place.source == root.source
 

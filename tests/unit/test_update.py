@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from edl.checkpoint.format import Manifest
 from edl.schedules import Scaling
 from edl.step.batching import Batching
 from edl.step.record import StepRecord, StepRecords
@@ -68,7 +69,9 @@ def test_the_open_step_knows_what_the_checkpoint_says() -> None:
     progress = LoaderProgress()
     progress.enter((0,))
     progress.attach(Source(100, Batching(4), True, 7, 0), 0)
-    progress.resume(10, progress.ledger.snapshot(), 40, batches=[[0, 8]])
+    ledger = progress.ledger.snapshot()
+    before = Manifest("j", "r1", 10, 0, "torch", {}, ledger, samples=40, batches=[[0, 8]])
+    progress.resume(before)
     records = StepRecords.of([StepRecord(1, 10, 0, 0, 4, 40, 0, 1, 0, batches=1)])
     parts = SimpleNamespace(part=0)
     step = SimpleNamespace(records=records, completed_by_peers=False, batches=parts)
