@@ -23,8 +23,9 @@ from edl.client.connection import choose_job, connected
 from edl.client.waiting import ClientLimits
 from edl.cluster.client.access import knows_clusters, store_of_job
 from edl.cluster.client.logs import ClusterJobLogs
-from edl.cluster.client.waiting import UNSEEN, looks
+from edl.cluster.client.waiting import looks
 from edl.cluster.lifecycle import LifeState
+from edl.cluster.status import UNSEEN
 from edl.cluster.store import ClusterStore
 from edl.errors import AccessDenied, CoordinationError, EdlError, UnknownJob, UsageError, some
 from edl.host.devices import addresses, worker_hosts

@@ -21,7 +21,7 @@ from edl.cluster.client import waiting
 from edl.cluster.client.connection import OpenStore, connected_cluster
 from edl.cluster.client.logs import LogEnd, log_ends
 from edl.cluster.client.plans import measured_view, plan_now, status_of_cluster
-from edl.cluster.client.waiting import JobCondition, OnStatus, described, ignore_status, looks
+from edl.cluster.client.waiting import JobCondition, OnStatus, ignore_status, looks
 from edl.cluster.lifecycle import ClusterEvent, LifeResult, LifeState
 from edl.cluster.manifest import (
     MAX_BYTES,
@@ -40,6 +40,7 @@ from edl.cluster.status import (
     ClusterStatus,
     JobPlan,
     SchedulerHints,
+    described,
     scheduler_hints,
 )
 from edl.cluster.store import ClusterStore, SecretStatus
