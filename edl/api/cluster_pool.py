@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from edl.api.requests import HttpError
-from edl.client import Cluster
+from edl.cluster.client.client import Cluster
 from edl.errors import CoordinationError
 
 THREADS = 16  # ZooKeeper writes the submissions of so many to its disk together

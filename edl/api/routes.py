@@ -33,9 +33,8 @@ from edl.api.records import (
     takes_record,
 )
 from edl.api.requests import JSON, YAML, Caller, HttpError, answer, sent_manifest, sent_record, who
-from edl.client import Cluster
 from edl.client.waiting import flat_of_cluster
-from edl.cluster.client.client import STATES
+from edl.cluster.client.client import STATES, Cluster
 from edl.cluster.client.history_file import MAX_ROWS, HistoryFile
 from edl.cluster.lifecycle import ClusterEvent
 from edl.cluster.policies.registry import POLICIES

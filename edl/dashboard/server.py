@@ -8,10 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
+from edl.api.embedded_server import EmbeddedServer, LimitProtocol, server_config
 from edl.api.listening import ListenAddress, listener
-from edl.api.requests import LimitProtocol
-from edl.api.server import EmbeddedServer, server_config
-from edl.client import Job
+from edl.client.job import Job
 from edl.cluster.client.access import user_here
 from edl.cluster.client.client import Cluster
 from edl.cluster.client.history_file import HistoryFile, history_path
