@@ -53,12 +53,12 @@ from edl.job.placement import (
 from edl.job.run import HALTED_EXIT, why_tight
 from edl.job.snapshot import Snapshot
 from edl.policy.file import CustomRule, PolicyFile, check_change, check_sizes, parse_policy
-from edl.policy.goodput import Goodput, span
+from edl.policy.goodput import Goodput
 from edl.policy.hill_climbing import HillClimbing, SizeComparison
 from edl.policy.scaling_profile import ScalingProfile
 from edl.records import Generation, Job, JobPolicy, JobState, Request, RequestedBy, RequestKind
 from edl.spec import Sizes
-from edl.text import by_host, counted, workers
+from edl.text import by_host, counted, span, workers
 from edl.zookeeper.paths import check_name
 from edl.zookeeper.store import JobStore, conclude
 
