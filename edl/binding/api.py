@@ -20,12 +20,9 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, SupportsIndex, overload
 
-from horovod.common.basics import HorovodBasics
-
 from edl.binding.process import current_worker
 from edl.config import read_policy
 from edl.errors import UsageError
-from edl.horovod_build import EDL_CALLS
 from edl.policy.file import CustomRule, PolicyFile, check_sizes, parse_policy
 from edl.policy.hill_climbing import MAX, MEAN, SUM, Votes
 from edl.records import JobPolicy
@@ -150,19 +147,6 @@ def import_adapter(module: str, libraries: Collection[str], extra: str) -> Modul
             f"{module.rpartition('.')[0]} needs the package {library}, which is not installed "
             f"here: pip install 'edl-horovod[{extra}]'"
         ) from error
-
-
-# ------------------------------------------------------------
-# Call Horovod's `init()` for edl (`call_init`); edl's Horovod refuses a script's call.
-
-
-def call_init(init: Callable[[], Any]) -> None:
-    """Call `init`, marked as a call by edl; its exceptions pass through, its result is dropped."""
-    setattr(HorovodBasics, EDL_CALLS, True)
-    try:
-        init()
-    finally:
-        setattr(HorovodBasics, EDL_CALLS, False)
 
 
 # ------------------------------------------------------------
