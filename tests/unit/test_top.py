@@ -39,11 +39,12 @@ def test_why_nothing_newer_is_shown_is_said_until_there_is() -> None:
     screen = Screen(read, lambda: is_connected)
     assert shown()[0] == "step 1"
     assert shown()[1].endswith("Ctrl-C leaves")
-    for is_connected, why in (
+    for answers_now, why in (
         (False, "ZooKeeper is away: it is gone"),
         (True, "cannot be read: not a Job"),
         (True, "cannot be read: not a Job"),
     ):
+        is_connected = answers_now
         answers.append(CoordinationError(why.partition(": ")[2]))
         screen.renew()
         assert shown()[0] == "step 1"
