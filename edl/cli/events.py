@@ -27,7 +27,7 @@ from edl.client.connection import choose_job, connected
 from edl.client.waiting import ClientLimits, flat, flat_of_cluster
 from edl.cluster.client import waiting
 from edl.cluster.client.access import store_of_job
-from edl.cluster.client.waiting import poll
+from edl.cluster.client.waiting import poll_cluster
 from edl.cluster.lifecycle import ClusterEvent, LifeState
 from edl.cluster.store import ClusterStore
 from edl.errors import CoordinationError, UsageError, nearest, some
@@ -164,7 +164,7 @@ def followed(read: Callable[[], T], session: Session) -> Iterator[T]:
         is_said = False
         return found
 
-    return poll(tried, None, ClientLimits(poll_s=FOLLOW_S))
+    return poll_cluster(tried, None, ClientLimits(poll_s=FOLLOW_S))
 
 
 _TITLES = {

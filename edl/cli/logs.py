@@ -23,7 +23,7 @@ from edl.client.connection import choose_job, connected
 from edl.client.waiting import ClientLimits
 from edl.cluster.client.access import knows_clusters, store_of_job
 from edl.cluster.client.logs import ClusterJobLogs
-from edl.cluster.client.waiting import poll
+from edl.cluster.client.waiting import poll_cluster
 from edl.cluster.lifecycle import LifeState
 from edl.cluster.status import UNSEEN
 from edl.cluster.store import ClusterStore
@@ -154,7 +154,7 @@ def _show_of_cluster(
 def _follow(read: Callable[[], bool], job: str, logs: ClusterJobLogs, lines: _Lines) -> None:
     time.sleep(FOLLOW_S)
     try:
-        for is_over in poll(read, None, ClientLimits(poll_s=FOLLOW_S)):
+        for is_over in poll_cluster(read, None, ClientLimits(poll_s=FOLLOW_S)):
             _show_new(logs, lines, is_last=is_over)
             if is_over:
                 return
