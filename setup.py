@@ -36,8 +36,9 @@ setup(
         "lightning": ["lightning>=2.6,<2.7", "torchmetrics>=1.4"],  # of edl.lightning
         "huggingface": ["torch>=2.1", "transformers>=5.24,<6", "accelerate>=1.15,<2"],
         "parquet": ["pyarrow>=15"],
-        "api": ["fastapi>=0.115,<1", "uvicorn>=0.30,<1"],  # of `edl cluster start --api`
-        "dashboard": ["starlette>=0.40,<2", "uvicorn>=0.30,<1"],  # of `edl dashboard`
+        # of `edl cluster start --api`, and of `edl dashboard`
+        "api": ["fastapi>=0.115,<1", "uvicorn>=0.30,<1", "httptools>=0.6,<1"],
+        "dashboard": ["starlette>=0.40,<2", "uvicorn>=0.30,<1", "httptools>=0.6,<1"],
         "fsspec": ["fsspec>=2024.2"],  # checkpoints at a URL; and a package such as s3fs
         "plot": ["matplotlib>=3.8,<4"],
         "otel": ["opentelemetry-sdk>=1.27,<2"],  # spans; and an exporter, such as OTLP's

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.page import Section, markdown
-from edl.policy.goodput import Throughput
+from edl.policy.hill_climbing import Throughput
 from edl.policy.observation import Observation, Rule, SizeMeasurement, State
 from edl.policy.stragglers import Stragglers, Times
 from edl.spec import Sizes

@@ -127,6 +127,13 @@ def duration_in_words(duration_s: float) -> str:
     return " ".join(parts) or "0 s"
 
 
+def span(duration_s: float) -> str:
+    """Return `duration_s` for people: "45 s", from 120 s on "12 min", from 2 h on "2.5 h"."""
+    if duration_s < 120:
+        return f"{duration_s:.0f} s"
+    return f"{duration_s / 60:.0f} min" if duration_s < 7200 else f"{duration_s / 3600:.1f} h"
+
+
 CHARS = 8000
 _MARK_CHARS = 50  # so that an excerpt of an excerpt is the same
 

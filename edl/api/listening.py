@@ -14,7 +14,7 @@ from edl.config import LOOPBACK
 from edl.errors import UsageError
 
 BACKLOG = 1024  # connections that wait to be accepted
-PACKAGES = ("fastapi", "uvicorn")  # of the extra
+PACKAGES = ("fastapi", "uvicorn", "httptools")  # of the extra
 _LISTEN = re.compile(r"(?:(?P<address>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+):)?(?P<port>[0-9]{1,5})")
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import ssl
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from edl.api import routes
-from edl.api.listening import BACKLOG, ListenAddress, listener
+from edl.api.embedded_server import EmbeddedServer, TlsFiles, server_config
+from edl.api.listening import ListenAddress, listener
 from edl.api.records import ApiHealth, answer_schemas, component_schemas
-from edl.api.requests import HttpError, LimitProtocol, RequestAuthenticator, answer, error_answer
+from edl.api.requests import HttpError, RequestAuthenticator, answer, error_answer
 from edl.api.routes import ClusterPool, HistoryReader
 from edl.cluster.client.client import Cluster
 from edl.cluster.client.history_file import HistoryFile, history_path
@@ -85,47 +83,6 @@ def openapi_of(app: FastAPI) -> dict[str, Any]:
                     operation["security"] = [{name: []} for name in SIGNATURES]
         app.openapi_schema = found
     return app.openapi_schema
-
-
-# ------------------------------------------------------------
-# A server of uvicorn within a command that handles signals itself.
-
-
-IDLE_S = 30.0  # of a connection, after which it is closed
-
-
-@dataclass(frozen=True)
-class TlsFiles:
-    certificate: str  # the path of the certificate, in PEM, with its chain
-    key: str  # the path of its key
-
-
-def server_config(
-    app: Any, connections: int, end_s: float, tls: TlsFiles | None = None
-) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        http=LimitProtocol,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        timeout_keep_alive=int(IDLE_S),
-        timeout_graceful_shutdown=int(end_s),
-        limit_concurrency=connections,
-        backlog=BACKLOG,
-        ssl_certfile=tls.certificate if tls else None,
-        ssl_keyfile=tls.key if tls else None,
-    )
-
-
-class EmbeddedServer(uvicorn.Server):
-    """A server of uvicorn that leaves the signals of the process alone."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 CONNECTIONS = 1000  # at most; further requests get 503

@@ -38,8 +38,7 @@ from typing import Any
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 from edl.binding.loop import end_alike, refuse_logical
-from edl.binding.process import current_worker, let_state_follow
-from edl.binding.reduction import refusal
+from edl.binding.process import current_worker, let_state_follow, refusal
 from edl.binding.replica import ByteRange, StateArrays
 from edl.errors import RingBroken, UsageError
 from edl.ring.ring import Ring

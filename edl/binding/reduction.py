@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
@@ -27,10 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edl import failpoints
-from edl.binding import process
 from edl.binding.process import current_worker
+from edl.binding.replica import LENGTH_BYTES
 from edl.errors import RingBroken, UsageError
-from edl.ring.ring import ADASUM, CollectiveFailed
 from edl.step.engine import (
     DECIDED,
     EXCHANGING,
@@ -161,32 +159,6 @@ class NoiseMeter(ABC):
 
 
 # ------------------------------------------------------------
-# Broadcast a message of any length; Horovod's broadcast needs equal lengths on all workers.
-
-
-FIRST_PIECE_BYTES = 2**15  # a progress header, or the description of a small state
-
-LENGTH_BYTES = 8
-
-Broadcast = Callable[[bytearray, str], bytearray]  # (data, name) -> the root's data
-
-
-def broadcast_message(payload: bytes, sending: bool, name: str, broadcast: Broadcast) -> bytes:
-    """Send the root's message to all workers; return it on each of them, the root included."""
-    first = bytearray(FIRST_PIECE_BYTES)
-    if sending:
-        head = len(payload).to_bytes(LENGTH_BYTES, "big") + payload
-        first[: len(head)] = head[:FIRST_PIECE_BYTES]
-    first = broadcast(first, name)  # all workers must come here
-    length = int.from_bytes(first[:LENGTH_BYTES], "big")
-    received = first[LENGTH_BYTES : LENGTH_BYTES + length]
-    if missing := length - len(received):  # equal on all: a second collective for the rest
-        rest = payload[-missing:] if sending else bytes(missing)
-        received += broadcast(bytearray(rest), f"{name}.rest")
-    return bytes(received)
-
-
-# ------------------------------------------------------------
 # Gather NumPy arrays of all workers between two steps, for `edl.gather` and `edl.sum`.
 #
 # `gather_arrays` does it. All workers get the same answer, even if one of them dies during the
@@ -270,43 +242,6 @@ def _with_fitting_types(found: list[dict[str, Array]]) -> list[dict[str, Array]]
 
 def _told(kind: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {each}".strip() for name, each in kind.items()) or "nothing"
-
-
-# ------------------------------------------------------------
-# Recognise, by its message, an error by which Horovod refuses a collective in an intact ring.
-#
-# Horovod raises the same exception as for a broken ring, but a repair of the ring would only lead
-# to the same refusal. The messages are those of Horovod's controller.cc and common.h, and of NCCL.
-
-
-_REFUSAL = re.compile(
-    r"Mismatched |with the same name as another|is not supported|tried to |No \w+ operation enabled"
-)
-
-_NO_ADASUM = "No Adasum operation enabled"
-
-_NCCL = re.compile(r"ncclCommInitRank failed: invalid (usage|argument)")
-
-
-def refusal(message: str, hint: str) -> UsageError | None:
-    """Return the error for a call that Horovod refuses in any ring; None: build the ring anew."""
-    if _NO_ADASUM in message:
-        return UsageError(f"op=Adasum is not there: {ADASUM}")
-    # A worker with a trained state goes on: without the newcomer the ring can be built.
-    if _NCCL.search(message) is not None and not process.has_trained():
-        return UsageError(
-            f"{message}. NCCL refuses two workers on one GPU, for example: call "
-            "torch.cuda.set_device(edl.local_rank()) after edl.init(), and start the job with "
-            "--slots = the number of GPUs of the host. NCCL_DEBUG=WARN shows NCCL's reason"
-        )
-    if _REFUSAL.search(message) is not None:
-        return UsageError(f"{message} (every worker must {hint})")
-    return None
-
-
-def classify_error(message: str) -> CollectiveFailed | UsageError:
-    """Return the error to raise for a collective that has failed; mostly the ring has broken."""
-    return refusal(message, "build the same model") or CollectiveFailed(message)
 
 
 Averages = TypeVar("Averages")

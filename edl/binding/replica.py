@@ -131,6 +131,32 @@ def of_value(value: Any, start: int = 0, stop: int | None = None) -> int | None:
 
 
 # ------------------------------------------------------------
+# Broadcast a message of any length; Horovod's broadcast needs equal lengths on all workers.
+
+
+FIRST_PIECE_BYTES = 2**15  # a progress header, or the description of a small state
+
+LENGTH_BYTES = 8
+
+Broadcast = Callable[[bytearray, str], bytearray]  # (data, name) -> the root's data
+
+
+def broadcast_message(payload: bytes, sending: bool, name: str, broadcast: Broadcast) -> bytes:
+    """Send the root's message to all workers; return it on each of them, the root included."""
+    first = bytearray(FIRST_PIECE_BYTES)
+    if sending:
+        head = len(payload).to_bytes(LENGTH_BYTES, "big") + payload
+        first[: len(head)] = head[:FIRST_PIECE_BYTES]
+    first = broadcast(first, name)  # all workers must come here
+    length = int.from_bytes(first[:LENGTH_BYTES], "big")
+    received = first[LENGTH_BYTES : LENGTH_BYTES + length]
+    if missing := length - len(received):  # equal on all: a second collective for the rest
+        rest = payload[-missing:] if sending else bytes(missing)
+        received += broadcast(bytearray(rest), f"{name}.rest")
+    return bytes(received)
+
+
+# ------------------------------------------------------------
 # Send a state from the state source to other workers: a description, and then the arrays.
 #
 # The state source pickles a description of its state, in which each array is replaced by a

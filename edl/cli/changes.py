@@ -18,10 +18,9 @@ from edl.cli.common import (
     progress,
     worker_number,
 )
-from edl.client import Job
 from edl.client.changes import LIMITS, PREEMPT_WITHIN_S
 from edl.client.connection import choose_job, connected
-from edl.client.job import ANSWER_S, RECLAIM_S, TIMEOUT_S
+from edl.client.job import ANSWER_S, RECLAIM_S, TIMEOUT_S, Job
 from edl.errors import CoordinationError, UsageError, ZooKeeperUnreachable, some
 from edl.zookeeper.nodes import delete_ended, unknown_job
 

@@ -486,10 +486,8 @@ def serve_api(
     Any number may run. `edl cluster start --api` runs one beside a controller.
     """
     api_command(listen, tls_cert, tls_key)
-    from edl.api.server import (
-        TlsFiles,  # what it imports is an extra
-        run_server,
-    )
+    from edl.api.embedded_server import TlsFiles  # what they import is an extra
+    from edl.api.server import run_server
 
     tls = TlsFiles(tls_cert, tls_key) if tls_cert and tls_key else None
     with connected_cluster(cluster, zookeeper) as store:

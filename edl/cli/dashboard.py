@@ -21,7 +21,7 @@ from edl.config import LOOPBACK
 from edl.text import aligned, counted, rounded
 
 PORT = 8470
-PACKAGES = ("starlette", "uvicorn")
+PACKAGES = ("starlette", "uvicorn", "httptools")
 
 
 def dashboard(

@@ -15,9 +15,8 @@ from rich import box
 from rich.table import Table
 
 from edl.cli.common import JobArgument, JsonOption, ZooKeeperOption, print_table, progress
-from edl.client import Job
 from edl.client.changes import Explanation, stands
-from edl.client.job import TIMEOUT_S, History
+from edl.client.job import TIMEOUT_S, History, Job
 from edl.config import read_policy
 from edl.errors import UsageError
 from edl.figures import check_figure

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -34,7 +34,7 @@ from edl.client.job import ObservedJob, ObservedJobs
 from edl.errors import CoordinationError, UnknownJob, UsageError
 from edl.records import Reclaim
 from edl.status import (
-    MOST_EVENTS,
+    MAX_EVENTS,
     JobStatus,
     TextLine,
     job_screen,
@@ -205,21 +205,31 @@ Lines = Callable[[int, int], list[TextLine]]
 """A function that returns the lines to show for a width and a height of the terminal."""
 
 
-@dataclass
 class Screen:
     """The content of the screen of `edl top`: lines for the size of the terminal, and a foot."""
 
-    lines: Lines = field(default=lambda _w, _h: [])
-    # why nothing newer could be read, as "ZooKeeper is away: ..."; empty if it could
-    away: str = ""
-    read_at_s: float = 0.0  # when the lines' content was read, in seconds of `time.monotonic`
+    def __init__(self, read: Callable[[], Lines], connected: Callable[[], bool]) -> None:
+        self._read, self._connected = read, connected
+        self._lines, self._read_at_s = read(), time.monotonic()
+        self._away = ""  # why nothing newer could be read, as "ZooKeeper is away: ..."
+
+    def renew(self) -> None:
+        """Read what is shown; a read that fails leaves it as it is, with the reason."""
+        try:
+            self._lines = self._read()
+        except UnknownJob:
+            raise
+        except CoordinationError as error:
+            self._away = trouble_words(self._connected(), error)
+        else:
+            self._away, self._read_at_s = "", time.monotonic()
 
     def text(self, to: Console, foot: bool = True) -> Text:
-        lines = self.lines(to.width, to.height - 1)[: max(1, to.height - 1)]
+        lines = self._lines(to.width, to.height - 1)[: max(1, to.height - 1)]
         if foot:
-            age_s = time.monotonic() - self.read_at_s
-            if self.away:
-                lines.append(TextLine(f"{rounded(age_s)} old: {self.away}", "bold red"))
+            age_s = time.monotonic() - self._read_at_s
+            if self._away:
+                lines.append(TextLine(f"{rounded(age_s)} old: {self._away}", "bold red"))
             else:
                 clock = f"{datetime.now().astimezone():%H:%M:%S}"
                 old = f", {rounded(age_s)} old" if age_s > STALE_S else ""
@@ -255,7 +265,7 @@ def top(
         one = ObservedJob(choose_job(session, job, ended=True))
 
         def read() -> Lines:
-            now, newest = one.read(), one.events(MOST_EVENTS)
+            now, newest = one.read(), one.events(MAX_EVENTS)
             status = job_status(now, session.hosts)
             timed = [(_clock(event.time, time.time()), event) for event in newest]
 
@@ -278,7 +288,7 @@ def _show_screen(
     connected: Callable[[], bool],
 ) -> None:
     to = console()
-    screen = Screen(read(), read_at_s=time.monotonic())
+    screen = Screen(read, connected)
     if to.is_terminal and not to.is_dumb_terminal:
         with (
             suppress(KeyboardInterrupt),
@@ -292,14 +302,7 @@ def _show_screen(
         ):
             while not over():
                 time.sleep(pause_s(due_reads()))
-                try:
-                    screen.lines = read()
-                except UnknownJob:
-                    raise
-                except CoordinationError as error:
-                    screen.away = trouble_words(connected(), error)
-                else:
-                    screen.away, screen.read_at_s = "", time.monotonic()
+                screen.renew()
     to.print(screen.text(to, foot=False), soft_wrap=True)
 
 

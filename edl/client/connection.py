@@ -116,7 +116,7 @@ def _check_has_run(session: Session, job: str) -> None:
 
     store = store_of_job(session, job, None) if knows_clusters() else None
     if store is not None and store.jobs.has(job):
-        from edl.cluster.client.waiting import described
+        from edl.cluster.status import described
 
         now = described(store.jobs.get(job), store.leader.reasons())
         state = "ended without a run" if now.result else f"is {now.state} and has no run"

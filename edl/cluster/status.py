@@ -20,7 +20,7 @@ from edl.cluster.lifecycle import ClusterEvent, LifeResult, LifeState
 from edl.cluster.manifest import JobManifest
 from edl.cluster.plan import ClusterPlan
 from edl.cluster.queues import QueueStatus, queue_statuses
-from edl.cluster.records import ControllerRecord, Goal, HostOffer, HostReport
+from edl.cluster.records import ControllerRecord, Goal, HostOffer, HostReport, JobReasons
 from edl.cluster.view import ClusterView, HostView, JobView
 from edl.record import Record
 
@@ -182,6 +182,9 @@ def _host_status(host: HostView) -> HostStatus:
 # The records here are only made and shown; nothing of them is in ZooKeeper.
 
 
+UNSEEN = "no controller of the cluster has seen it yet"
+
+
 @dataclass(frozen=True)
 class ClusterJobStatus(Record):
     """The state of a job of a cluster, as `edl list --json` prints it."""
@@ -220,6 +223,32 @@ class ClusterJobStatus(Record):
     def outcome(self) -> str:
         """The state of the job as one word: how it has ended if it has, else its state."""
         return str(self.result or self.state)
+
+
+def described(job: JobView, reasons: JobReasons) -> ClusterJobStatus:
+    manifest, life, wanted = job.manifest, job.life, job.wanted
+    reason = reasons.reason(job.name, life.since_s) if life.state is not LifeState.ENDED else ""
+    return ClusterJobStatus(
+        name=job.name,
+        state=life.state,
+        reason=reason or life.reason or UNSEEN,
+        wanted=wanted.goal,
+        result=life.result,
+        exit_code=life.exit_code,
+        slots=life.slots,
+        surplus=min(life.slots, reasons.surplus.get(job.name, 0)),
+        min=manifest.min,
+        max=manifest.max,
+        np=manifest.requested_np,
+        priority=wanted.priority,
+        queue=manifest.queue,
+        submitted_s=job.submitted_s,
+        since_s=life.since_s,
+        started_s=life.started_s,
+        ended_s=life.ended_s,
+        runs=life.runs,
+        failures=life.failures,
+    )
 
 
 @dataclass(frozen=True)

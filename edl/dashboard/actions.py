@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edl.client import Job
 from edl.client.changes import stands
+from edl.client.job import Job
 from edl.cluster.client.client import Cluster
 from edl.dashboard.answers import Handler, json_answer, with_token
 from edl.errors import EdlError, UsageError

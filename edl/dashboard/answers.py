@@ -7,11 +7,8 @@ else needs the token (``Authorization: Bearer ...``).
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -21,99 +18,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edl.dashboard.job_watcher import PublishedPage
+from edl.dashboard.report import static_files
 from edl.dashboard.view.events import PAGE, EventChoice
 from edl.secret_file import derived
 from edl.text import json_text
-
-# --- Write the HTML around the scripts of a page: of a job, of a cluster, of a report.
-
-
-_PAGE = """\
-<!doctype html>
-<html lang="en">
-  <head>
-    <meta charset="utf-8">
-    <meta name="viewport" content="width=device-width, initial-scale=1">
-    <meta name="color-scheme" content="light dark">
-    <title>edl</title>
-    {head}
-  </head>
-  <body>
-    <div id="page"><p class="loading">{loading}</p></div>
-    {rest}
-  </body>
-</html>
-"""
-_NO_SCRIPT = '<noscript><p class="loading">This page needs JavaScript. {instead}</p></noscript>'
-_ICON = '<link rel="icon" href="/static/icon.svg" type="image/svg+xml">'
-_STYLE = '<link rel="stylesheet" href="/static/{path}">'
-_MODULE = '<script type="module" src="/static/{path}"></script>'
-
-
-def html_page(head: Sequence[str], loading: str, rest: str = "") -> str:
-    return _PAGE.format(head="\n    ".join(head), loading=loading, rest=rest)
-
-
-# --- The files of the page that are the same for everybody: HTML, styles, scripts.
-
-
-TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "mjs": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
-
-
-@dataclass(frozen=True)
-class StaticFile:
-    """A file of the page."""
-
-    content: bytes
-    media_type: str  # its type, as HTTP has it
-    tag: str  # a text that changes with its content, for `ETag`
-
-
-def static_files() -> Mapping[str, StaticFile]:
-    job = html_page(
-        (
-            _ICON,
-            _STYLE.format(path="vendor/uPlot.min.css"),
-            _STYLE.format(path="style.css"),
-            '<script src="/static/vendor/uPlot.iife.min.js" defer></script>',
-            _MODULE.format(path="main.mjs"),
-        ),
-        "Loading…",
-        _NO_SCRIPT.format(
-            instead="<code>edl status --watch</code> shows the job in a terminal.",
-        ),
-    )
-    cluster = html_page(
-        (_ICON, _STYLE.format(path="style.css"), _MODULE.format(path="cluster.mjs")),
-        "Loading…",
-        _NO_SCRIPT.format(
-            instead="<code>edl list</code> and <code>edl cluster status</code> show the cluster "
-            "in a terminal.",
-        ),
-    )
-    found = {
-        "index.html": _static_file(job.encode(), TYPES["html"]),
-        "cluster.html": _static_file(cluster.encode(), TYPES["html"]),
-    }
-    static = files("edl.dashboard") / "static"
-    for folder in ("", "vendor"):
-        for entry in (static / folder if folder else static).iterdir():
-            media_type = TYPES.get(entry.name.rpartition(".")[2])
-            if media_type is not None and entry.is_file():
-                path = f"{folder}/{entry.name}" if folder else entry.name
-                found[path] = _static_file(entry.read_bytes(), media_type)
-    return found
-
-
-def _static_file(content: bytes, media_type: str) -> StaticFile:
-    return StaticFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
-
 
 POLL_S = 0.25  # between two looks whether the page has changed
 ALIVE_S = 10.0  # after which a stream says that it lives

@@ -17,9 +17,8 @@ from typing import Any
 
 from edl.cluster.client.history_file import HistoryFile
 from edl.cluster.client.plans import status_of_snapshot
-from edl.cluster.client.waiting import described
 from edl.cluster.records import LeaseTable
-from edl.cluster.status import ClusterJobStatus, ClusterStatus
+from edl.cluster.status import ClusterJobStatus, ClusterStatus, described
 from edl.cluster.store import ClusterSnapshot, ClusterStore
 from edl.cluster.submission import TenantStore
 from edl.cluster.view import JobView

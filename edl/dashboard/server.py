@@ -13,10 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from edl.api.embedded_server import EmbeddedServer, LimitProtocol, server_config
 from edl.api.listening import ListenAddress, listener
-from edl.api.requests import LimitProtocol
-from edl.api.server import EmbeddedServer, server_config
-from edl.client import Job
+from edl.client.job import Job
 from edl.cluster.client.access import user_here
 from edl.cluster.client.client import Cluster
 from edl.cluster.client.history_file import HistoryFile, history_path
@@ -236,7 +235,7 @@ class SecureProtocol(LimitProtocol):
 
 CONNECTIONS = 256  # at most; further requests get 503
 END_S = 3.0  # for the requests that are being answered
-IDLE_LOOK_S = 15  # between two looks for pages of jobs that nobody looks at
+IDLE_POLL_S = 15  # between two looks for pages of jobs that nobody looks at
 WHAT = "the dashboard"
 Say = Callable[[str], None]  # shows a sentence to whoever has started this process
 
@@ -320,7 +319,7 @@ def _serve(
 ) -> None:
     config = server_config(app, CONNECTIONS, END_S)
     config.http = SecureProtocol
-    config.callback_notify, config.timeout_notify = tidy, IDLE_LOOK_S
+    config.callback_notify, config.timeout_notify = tidy, IDLE_POLL_S
     server = EmbeddedServer(config)
 
     def end(number: int, frame: FrameType | None) -> None:

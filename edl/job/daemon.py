@@ -33,7 +33,7 @@ from edl.http.signing import Authenticator, http_key
 from edl.job.leader import Candidate, LeaderTerm
 from edl.job.pending_writes import JobEndEndpoint, OwnLog, PendingWrites
 from edl.job.run import JobEnd
-from edl.job.script import UNSERVED_S, ScriptOfJob, as_json, participants, waits_for_ended
+from edl.job.script import UNSERVED_S, ScriptOfJob, as_json, waits_for_ended
 from edl.job.stall import FOR_COLLECTIVE
 from edl.metric import Sample
 from edl.metrics import WorkerSnapshot, worker_samples
@@ -207,7 +207,7 @@ def exchange_before_training(
         late = clock.now_s() > deadline
         try:
             snapshot = store.snapshot()
-            members = participants(snapshot)
+            members = snapshot.participants
             takes_part = shared.worker in members
             if takes_part:
                 answer = store.script_exchange.send(number, shared.worker, payload, members)

@@ -20,7 +20,6 @@ from itertools import pairwise
 from typing import Any
 
 from edl.errors import UsageError
-from edl.job.placement import Placement
 from edl.record import Record
 from edl.records import Job, ProgressSample
 
@@ -200,15 +199,16 @@ class ProfileView:
     """What a process that profiles a job knows about the desired workers of that job."""
 
     token: str  # as in its `ProfileHold`
-    before: Placement
-    ours: Sequence[Placement]  # what the profile found, wrote, or may have written
-    last: Placement | None  # the newest of `ours` that was surely in ZooKeeper; None: not known
+    before: Mapping[str, int]  # workers by host, as in the others
+    ours: Sequence[Mapping[str, int]]  # what the profile found, wrote, or may have written
+    # the newest of `ours` that was surely in ZooKeeper; None: not known
+    last: Mapping[str, int] | None
 
     def overruled(self, hold: ProfileHold) -> bool:
         """Return whether this profile must not change the size any more."""
         return hold.asked or hold.token != self.token
 
-    def fate_of(self, desired: Placement, hold: ProfileHold | None) -> HoldState:
+    def fate_of(self, desired: Mapping[str, int], hold: ProfileHold | None) -> HoldState:
         """Return why `desired` is desired; without a hold the session of its writer has ended."""
         if hold is not None and self.overruled(hold):
             return HoldState.ASKED
@@ -218,8 +218,8 @@ class ProfileView:
         return HoldState.ASKED if hold is None or self.last is None else HoldState.MOVED
 
     def given_back(
-        self, desired: Placement, fate: HoldState, slots: Mapping[str, int], job: Job
-    ) -> Placement:
+        self, desired: Mapping[str, int], fate: HoldState, slots: Mapping[str, int], job: Job
+    ) -> Mapping[str, int]:
         """Return the placement (workers by host) that shall be desired after the profile."""
         if fate is HoldState.ASKED:
             return desired

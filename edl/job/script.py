@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edl.errors import EdlError, some
-from edl.job.snapshot import Snapshot
 from edl.job.stall import FOR_COLLECTIVE, FOR_GRADIENTS, FOR_NUMBERS
 from edl.record import Record
 from edl.text import counted
@@ -44,12 +43,6 @@ def waits_for_ended(
 # What workers send to each other before the training. Exchanges are numbered from 0, and kept as
 # JSON: `{"exchanges": [...]}`, each `{"sent": {worker id: payload}}` as long as a worker is
 # missing, and after that `{"answer": [payloads in rank order]}`.
-
-
-def participants(snapshot: Snapshot) -> tuple[int, ...]:
-    # A member without a session counts: an answer without its payload would be kept for ever.
-    ring = () if snapshot.generation is None else snapshot.generation.worker_ids
-    return tuple(worker for worker in ring if worker not in snapshot.evicted)
 
 
 def with_payload(

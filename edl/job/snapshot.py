@@ -109,6 +109,13 @@ class Snapshot:
         return frozenset(r.worker for r in self.requests if r.kind == RequestKind.REPLACE)
 
     @property
+    def participants(self) -> tuple[int, ...]:
+        """The workers that take part in an exchange before the training, in rank order."""
+        # A member without a session counts: an answer without its payload would be kept for ever.
+        ring = () if self.generation is None else self.generation.worker_ids
+        return tuple(worker for worker in ring if worker not in self.evicted)
+
+    @property
     def available(self) -> tuple[Host, ...]:
         """The hosts that have slots for the job: the agents, and those of `edl-discover`."""
         return (*self.agents, *as_hosts(self.discovered))

@@ -17,16 +17,15 @@ import torch.utils.data
 from filelock import FileLock, Timeout
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-import edl.torch as edl
 from edl.binding.loop import refuse_logical
 from edl.binding.process import current_worker
 from edl.errors import UsageError
-from edl.torch.loader import training_options
+from edl.torch.loader import DataLoader, training_options
 
 PREPARE_TIMEOUT_S = 3600.0  # for the other workers of the host, which may download
 
 
-def training_loader(given: object, **batching: Any) -> edl.DataLoader:
+def training_loader(given: object, **batching: Any) -> DataLoader:
     if not isinstance(given, torch.utils.data.DataLoader):
         raise UsageError(
             f"the training data come from a {type(given).__name__}; with ElasticStrategy give "
@@ -38,7 +37,7 @@ def training_loader(given: object, **batching: Any) -> edl.DataLoader:
     options = training_options(given) | asked
     if "global_batch" in asked:
         del options["batch_size"]
-    return edl.DataLoader(**options)
+    return DataLoader(**options)
 
 
 class RankSampler(torch.utils.data.Sampler[int]):
@@ -87,7 +86,7 @@ def limited_batches(loaders: Iterable[object], limit: float, known: list[float])
 class LoaderView:
     """A stand-in for the script's training loader; Lightning's loop takes no batches from it."""
 
-    def __init__(self, given: torch.utils.data.DataLoader[Any], loader: edl.DataLoader) -> None:
+    def __init__(self, given: torch.utils.data.DataLoader[Any], loader: DataLoader) -> None:
         self._given = given
         self._loader = loader
         self._length: int | None = None

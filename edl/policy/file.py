@@ -23,8 +23,8 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 from edl.errors import UsageError
-from edl.policy.goodput import Cost, Goodput, Throughput
-from edl.policy.hill_climbing import Votes
+from edl.policy.goodput import Goodput
+from edl.policy.hill_climbing import Cost, Throughput, Votes
 from edl.policy.observation import (
     Lines,
     Rule,

@@ -1,7 +1,7 @@
 """Find a size by trying: more workers while each change pays, fewer while it does not.
 
-:class:`HillClimbing` is the base of the rules ``throughput`` and ``cost``
-(:mod:`edl.policy.goodput`). The search is that of AutoScaling (Or, Zhang, Freedman, MLSys 2020;
+:class:`HillClimbing` is the base of the rules ``throughput`` (:class:`Throughput`) and ``cost``
+(:class:`Cost`). The search is that of AutoScaling (Or, Zhang, Freedman, MLSys 2020;
 autoscaling/schedule_callback.py). More workers *pay* if they bring enough, by a measure that the
 rule chooses. The rule compares each measured size with the next larger measured one, from the
 smallest on:
@@ -21,12 +21,13 @@ larger sizes. After each search a size is kept twice as long, up to :data:`LONGE
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from edl.policy.observation import Observation, State, Suggestion
 from edl.spec import setting
-from edl.text import counted, verb, workers
+from edl.text import counted, span, verb, workers
 
 LONGEST = 8  # times ``settled_s``, that a size stands before the search begins again
 
@@ -150,6 +151,138 @@ class HillClimbing:
         if smaller is None:
             smaller = now.sizes.above(now.least)
         return smaller if smaller is not None and smaller < np else None
+
+
+# ------------------------------------------------------------
+# Choose as many workers as are worth their price: the size rule `Cost`.
+#
+# With R_k the throughput of k workers in samples a second, the time T and the cost C of the whole
+# training are
+#
+#     T_k = elapsed + left / R_k        C_k = price * (worker time so far + k * left / R_k)
+#
+# where `elapsed` is the time since training began, `left` the number of samples still to train, and
+# the worker time so far is the sum, over all workers, of the time that each has spent in the job. d
+# more workers than k pay when the utility U of the time grows by more than the cost:
+#
+#     U(T_(k+d)) - U(T_k)  >  C_(k+d) - C_k        (AutoScaling, MLSys 2020)
+#
+# U is a curve that falls with the time, in the currency of the cost. Instead of a utility, a job
+# can have a deadline and a highest cost: then the rule chooses as few workers as meet the deadline,
+# within the highest cost.
+
+HOUR_S = 3600.0
+UNKNOWN_END = (
+    "nobody knows how much is left to train: only edl's loaders tell, with the number of epochs"
+)
+
+
+@dataclass(frozen=True)
+class Cost(HillClimbing):
+    """The size rule `cost`: it adds workers while they are worth their price, in any currency."""
+
+    price: float = setting(0.0, "of a worker for an hour", least=0.0)
+    deadline_s: float | None = setting(None, "when the training shall have ended")
+    max_cost: float | None = setting(None, "what it may cost altogether", least=0.0)
+    utility: tuple[tuple[float, float], ...] = setting(
+        (), "what it is worth by when it ends: (seconds, value), straight lines between"
+    )
+
+    def __call__(self, now: Observation, state: State, now_s: float) -> Suggestion:
+        if now.left is None:
+            return Suggestion(now.np, f"stays at {now.np}: {UNKNOWN_END}", state)
+        return super().__call__(now, state, now_s)
+
+    def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
+        """Return a comparison that says whether `more` workers instead of `fewer` pay, and why."""
+        if now.left is None:
+            return SizeComparison(fewer, more, False, UNKNOWN_END)
+        ends, costs = self.forecast(now, more)
+        ended, cost = self.forecast(now, fewer)
+        with_more = f"with {more} it ends after {span(ends)} for {costs:.2f}"
+        beside = f"with {fewer} after {span(ended)} for {cost:.2f}"
+        if self.utility:
+            gain = worth(self.utility, ends) - worth(self.utility, ended)
+            pays = gain > costs - cost
+            return SizeComparison(
+                fewer, more, pays, f"{with_more}, {beside}: {gain:.2f} more worth it"
+            )
+        # Without a utility they pay if they end earlier for at most `max_cost`, and fewer workers
+        # would be too late.
+        late = self.deadline_s is None or ended > self.deadline_s
+        affordable = self.max_cost is None or costs <= self.max_cost
+        if not late:
+            why = f"{beside}, before its deadline"
+        elif not affordable:
+            why = f"{with_more}, more than {self.max_cost:.2f}"
+        else:
+            why = f"{with_more}, {beside}"
+        return SizeComparison(fewer, more, late and affordable and ends < ended, why)
+
+    def forecast(self, now: Observation, np: int) -> tuple[float, float]:
+        """Return when the training ends, and its whole cost, if `np` workers train from now on."""
+        assert now.left is not None
+        rate = now.seen[np].samples_per_s
+        rest_s = now.left / rate if rate > 0 else float("inf")
+        return now.elapsed_s + rest_s, self.price / HOUR_S * (now.worker_s + np * rest_s)
+
+
+def worth(curve: Sequence[tuple[float, float]], at_s: float) -> float:
+    """Return the value of a utility curve at the time `at_s`; its last line goes on."""
+    points = sorted(curve)
+    if at_s <= points[0][0] or len(points) == 1:
+        return points[0][1]
+    for (start, high), (end, low) in pairwise(points):
+        if at_s <= end or (end, low) == points[-1]:
+            return high + (low - high) * (at_s - start) / (end - start)
+    raise AssertionError("the last line has no end")
+
+
+# ------------------------------------------------------------
+# Add workers as long as each adds enough throughput, compared with a worker that is there already.
+#
+# `Throughput` is the size rule. With throughput R_k of k workers, d more workers are worth it when
+#
+#     s = ((R_(k+d) - R_k) / d) / (R_k / k)  >  threshold
+#
+# s is 1 if each new worker brings as much as an old one, and 0 if the new ones bring nothing
+# (AutoScaling, MLSys 2020, whose threshold is 0.1).
+
+
+@dataclass(frozen=True)
+class Throughput(HillClimbing):
+    """The size rule `throughput`, which adds workers while each brings enough throughput."""
+
+    threshold: float = setting(
+        0.1, "a worker more must bring this part of what one of the present ones does"
+    )
+
+    def compare(self, now: Observation, fewer: int, more: int) -> SizeComparison:
+        share = marginal_share(now, fewer, more)
+        what = ordinal(more) if more == fewer + 1 else f"{more - fewer} more than {fewer}"
+        pays = share > self.threshold
+        relation = "more than" if pays else "less than"
+        if share == self.threshold:
+            relation = "not more than"
+        brings = "brings" if more == fewer + 1 else verb(more - fewer, "brings", "bring")
+        its = "its" if brings == "brings" else "their"
+        why = f"{what} {brings} {share:.2f} of {its} share, {relation} {self.threshold:.2f}"
+        return SizeComparison(fewer, more, pays, why)
+
+
+def marginal_share(now: Observation, fewer: int, more: int) -> float:
+    """Return the throughput of each additional worker, relative to that of each old one."""
+    base, gain = now.seen[fewer].samples_per_s, now.seen[more].samples_per_s
+    each = base / fewer
+    return ((gain - base) / (more - fewer)) / each if each > 0 else 0.0
+
+
+def ordinal(number: int) -> str:
+    """Return a phrase for the `number`-th worker of a job: "a 5th worker", "a 21st worker"."""
+    ending = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    text = str(number)
+    article = "an" if text.startswith("8") or number in (11, 18) else "a"
+    return f"{article} {number}{ending} worker"
 
 
 # ------------------------------------------------------------

@@ -26,8 +26,7 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from edl.errors import RingError, UnevenEnd
-from edl.records import SwitchParts
+from edl.errors import MismatchedEnd, RingError
 from edl.text import names
 
 # ------------------------------------------------------------
@@ -130,10 +129,9 @@ class SwitchTimes:
     first_step_us: int = 0  # from the end of the switch until the next step is complete
     median_step_us: int = 0  # this worker's usual step before the switch
 
-    def parts(self, role: str) -> SwitchParts:
-        """Return them in seconds for the event log; `role`: "old", or "new" for a newcomer."""
-        seconds = {f"{name.removesuffix('_us')}_s": getattr(self, name) / 1e6 for name in PARTS}
-        return SwitchParts(role, **seconds)
+    def seconds(self) -> dict[str, float]:
+        """Return them in seconds, by the fields of `SwitchParts` in the event log."""
+        return {f"{name.removesuffix('_us')}_s": getattr(self, name) / 1e6 for name in PARTS}
 
 
 PARTS = tuple(field.name for field in fields(SwitchTimes))
@@ -352,9 +350,9 @@ def check_together(records: StepRecords) -> None:
     if not left.all():
         workers = records.column("worker")
         if (stops == Stop.ENDED).any():
-            raise UnevenEnd(_scripts_ended(records, left))
+            raise MismatchedEnd(_scripts_ended(records, left))
         behind = records[int(left.argmin())]
-        raise UnevenEnd(
+        raise MismatchedEnd(
             f"{_joined(workers[left])} left epoch {behind.epoch} before its end, after "
             f"{behind.step} steps of the job, and {_joined(workers[~left])} did not; leave "
             "a loop after the same step on all workers, or on none: a `break` must not depend on "
@@ -448,14 +446,6 @@ def agreed_generation(records: StepRecords) -> tuple[int | None, str]:
     if behind.size:  # all must switch after the same step
         return None, f"generation {target} is not yet known to {names(behind.tolist())}"
     return target, f"all {len(records)} workers know generation {target}"
-
-
-def switch_parts(records: StepRecords, joined: Sequence[int]) -> dict[str, SwitchParts]:
-    """Return each worker's durations of the last switch, by the name of the worker ("w3")."""
-    return {
-        f"w{record.worker}": record.parts("new" if record.worker in joined else "old")
-        for record in records
-    }
 
 
 # ------------------------------------------------------------

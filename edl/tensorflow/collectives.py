@@ -32,8 +32,8 @@ from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.eager import context
 
 from edl.binding import replica
-from edl.binding.reduction import broadcast_message, classify_error
-from edl.binding.replica import Reference, transfers
+from edl.binding.process import classify_error
+from edl.binding.replica import Reference, broadcast_message, transfers
 from edl.errors import UsageError
 from edl.job.stall import FOR_GRADIENTS
 from edl.ring.gloo import call_init

@@ -22,8 +22,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from edl.binding.loop import RandomNumbers
-from edl.binding.process import raise_in
-from edl.binding.reduction import NOTHING, Branch, Looked, NoiseMeter, StepReduction, classify_error
+from edl.binding.process import classify_error, raise_in
+from edl.binding.reduction import NOTHING, Branch, Looked, NoiseMeter, StepReduction
 from edl.binding.replica import few
 from edl.errors import RingBroken, UsageError
 from edl.job.stall import FOR_GRADIENTS

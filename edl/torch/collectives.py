@@ -14,7 +14,8 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
 
 from edl.binding import process
-from edl.binding.reduction import broadcast_message, classify_error
+from edl.binding.process import classify_error
+from edl.binding.replica import broadcast_message
 from edl.errors import UsageError
 from edl.horovod_build import SLEEPING, applied
 from edl.job.stall import FOR_GRADIENTS

@@ -25,7 +25,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import edl.tensorflow
 from edl.binding import process
 from edl.binding.loop import batch_in_epoch
 from edl.binding.process import current_worker, is_initialized
@@ -42,9 +41,10 @@ from edl.step.source import (
     Take,
 )
 from edl.tensorflow import training
-from edl.tensorflow.dataset import ElasticDataset
+from edl.tensorflow.dataset import Dataset, ElasticDataset
+from edl.tensorflow.fit import KerasCallback
 from edl.tensorflow.keras_callbacks import has_writer, mark_as_sent
-from edl.tensorflow.optimizer import is_elastic
+from edl.tensorflow.optimizer import Optimizer, is_elastic
 from edl.tensorflow.replica import last_seed
 from edl.tensorflow.training import build_model
 from edl.transparent.script import LoopWatch, ScriptExchange, ended_behind, ranks
@@ -166,7 +166,7 @@ def _elastic(found: Recorded, steps: int | None, seed: int) -> Any:
     if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
         raise UsageError(UNKNOWN.format(what="sparse or ragged tensors"))
     arrays = tf.nest.pack_sequence_as(found.source.element_spec, found.source._tensors)
-    dataset: Any = edl.tensorflow.Dataset(arrays, found.pipeline.batch.size, order=order)
+    dataset: Any = Dataset(arrays, found.pipeline.batch.size, order=order)
     for function in found.of_samples:
         dataset = dataset.map(_for_each_sample(function))
     for function in found.of_batches:
@@ -395,7 +395,7 @@ class KerasScript:
         self._found = [_taken(own, name, data, why) for name, data, why in self._sent]
         if own:
             raise UsageError(OWN_CALLBACKS.format(name=type(own[0]).__name__))
-        return [*self._found, edl.tensorflow.KerasCallback()], verbose
+        return [*self._found, KerasCallback()], verbose
 
     def _packed_again(self, callback: Any) -> tuple[str, bytes | None, str] | None:
         # The callback of the last fit cannot be sent again: `fit` has put the model into it.
@@ -582,7 +582,7 @@ class TapeLoop:
             raise UsageError(ONE_OF_EACH.format(**counts))
         self._dataset = self._pipelines.elastic(dataset, None)
         build_model(models[0], self._dataset)
-        edl.tensorflow.Optimizer(optimizers[0], models[0])
+        Optimizer(optimizers[0], models[0])
         self._exchanges.has_trained = True
         self._epochs = ElasticDataset.endless_epochs()
         current_worker().finishing.check_end = self.check_end

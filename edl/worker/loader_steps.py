@@ -41,7 +41,7 @@ from edl.job.placement import whole
 from edl.policy.file import PolicyFile
 from edl.policy.observation import State
 from edl.policy.stragglers import NO_MITIGATION, NO_REPORT, RingReport, Times
-from edl.records import Generation, StepTotals
+from edl.records import Generation, StepTotals, SwitchParts
 from edl.ring.ring import Ring
 from edl.step.engine import (
     ALLREDUCE_DONE,
@@ -84,7 +84,6 @@ from edl.step.record import (
     left_out,
     saves_parts,
     stopping,
-    switch_parts,
     us,
     wanting_to_stop,
 )
@@ -760,7 +759,13 @@ class WorkerSteps(ABC):
             self._shared.log(self._switch_event(generation, records))
 
     def _switch_event(self, generation: Generation, records: StepRecords) -> JobEvent:
-        details = SwitchDetails(self.ring.place.size, switch_parts(records, generation.joined))
+        parts = {
+            f"w{one.worker}": SwitchParts(
+                "new" if one.worker in generation.joined else "old", **one.seconds()
+            )
+            for one in records
+        }
+        details = SwitchDetails(self.ring.place.size, parts)
         at, reason = self.timer.entered_at, generation.reason
         return JobEvent(time.time(), generation.number, at, reason, details)
 

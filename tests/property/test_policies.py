@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from scenarios import sampled
 
 from edl.policy.file import ScalingModel, step_time_samples
-from edl.policy.goodput import Cost, Goodput, Throughput
+from edl.policy.goodput import Goodput
+from edl.policy.hill_climbing import Cost, Throughput
 from edl.policy.observation import Observation, Rule, SizeMeasurement, State
 from edl.policy.step_time import StepTime
 from edl.policy.step_time_fit import fit

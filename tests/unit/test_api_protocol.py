@@ -23,7 +23,7 @@ HEAD_S = 0.5
 def port() -> Iterator[int]:
     import uvicorn
 
-    from edl.api.requests import LimitProtocol
+    from edl.api.embedded_server import LimitProtocol
 
     class Quick(LimitProtocol):
         head_s = HEAD_S
@@ -145,7 +145,7 @@ def test_an_idle_connection_is_closed_whatever_came_after_the_answer(
     import uvicorn
     from uvicorn.server import ServerState
 
-    from edl.api.requests import LimitProtocol
+    from edl.api.embedded_server import LimitProtocol
 
     async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         await send({"type": "http.response.start", "status": 401, "headers": []})

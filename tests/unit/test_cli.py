@@ -49,7 +49,6 @@ from edl.records import (
     TrainingStatus,
 )
 from edl.status import JobStatus, job_status
-from edl.step.record import SwitchTimes
 
 SWITCH = Event(
     time=0.5,
@@ -68,13 +67,11 @@ REPAIR = Event(
     details=SwitchDetails(
         2,
         {
-            "w1": SwitchTimes(
-                stall_us=90_000, survivor_report_us=40_000, init_us=50_000
-            ).parts("old"),
-            "w2": SwitchTimes(
-                detect_us=15_000, election_us=40_000, survivor_report_us=20_000, wait_us=60_000,
-                init_us=50_000, broadcast_us=10_000, stall_us=120_000, median_step_us=9_000,
-            ).parts("old"),
+            "w1": SwitchParts("old", stall_s=0.09, survivor_report_s=0.04, init_s=0.05),
+            "w2": SwitchParts(
+                detect_s=0.015, election_s=0.04, survivor_report_s=0.02, wait_s=0.06,
+                init_s=0.05, broadcast_s=0.01, stall_s=0.12, median_step_s=0.009,
+            ),
         },
     ),
 )  # fmt: skip

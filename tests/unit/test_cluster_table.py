@@ -15,7 +15,7 @@ from edl.cli.jobs import (
     state_line,
 )
 from edl.cluster.candidates import ThroughputPoint, ThroughputSource
-from edl.cluster.client.waiting import UNSEEN, described, wait_exit_code
+from edl.cluster.client.waiting import wait_exit_code
 from edl.cluster.lifecycle import (
     ClusterEvent,
     ClusterEventKind,
@@ -25,7 +25,7 @@ from edl.cluster.lifecycle import (
 )
 from edl.cluster.manifest import BatchRange, JobManifest
 from edl.cluster.records import Goal, JobReasons, Wanted
-from edl.cluster.status import ClusterJobDetails, ClusterJobStatus
+from edl.cluster.status import UNSEEN, ClusterJobDetails, ClusterJobStatus, described
 from edl.cluster.view import JobView
 from edl.status import hidden_jobs_note
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from shown_job import CREATED, curve, learned, snapshot, story, training
 
-from edl.dashboard.answers import static_files
 from edl.dashboard.job_watcher import LEARNED_S
+from edl.dashboard.report import static_files
 from edl.dashboard.view import charts
 from edl.dashboard.view.charts import (
     MAX_ROWS,

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from shown_job import CREATED, NAME, SECRET, ShownStore
 
-from edl.dashboard.answers import static_files
 from edl.dashboard.job_watcher import JobWatcher
-from edl.dashboard.report import report_page
+from edl.dashboard.report import report_page, static_files
 
 IMPORT = re.compile(r"""^import (?:.* from )?"(.+)";$""", re.MULTILINE)
 

@@ -13,17 +13,13 @@ import numpy as np
 import pytest
 
 from edl.binding import process
-from edl.binding.process import raise_in
-from edl.binding.reduction import (
-    FIRST_PIECE_BYTES,
-    LENGTH_BYTES,
-    broadcast_message,
-    classify_error,
-    refusal,
-)
+from edl.binding.process import classify_error, raise_in, refusal
 from edl.binding.replica import (
+    FIRST_PIECE_BYTES,
     LARGE_BYTES,
+    LENGTH_BYTES,
     Reference,
+    broadcast_message,
     describe,
     exchange_state,
     few,

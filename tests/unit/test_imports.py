@@ -265,11 +265,9 @@ def test_the_library_for_metrics_is_imported_when_they_are_asked_for(module: str
             assert "prometheus_client" not in ast.unparse(node), module
 
 
-def test_commands_start_without_numpy() -> None:
-    """It would take a quarter of their start; horovodrun starts `edl-discover` each second."""
+def imported_at_start(begun: list[str], library: str) -> set[str]:
+    """Return the files that are imported with those of `begun`; none may import `library`."""
     files = {dotted(module): module for module in MODULES}
-    begun = ["cli/agents.py", "cli/status.py", "cli/changes.py", "cli/worker.py"]
-    begun += ["host/horovodrun/discovery.py", "zookeeper/store.py"]
     reached: set[str] = set()
     while begun:
         module = begun.pop()
@@ -280,9 +278,24 @@ def test_commands_start_without_numpy() -> None:
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            assert not any(within(name, "numpy") for name in names), f"edl/{module} imports NumPy"
+            wrong = any(within(name, library) for name in names)
+            assert not wrong, f"edl/{module} imports {library}"
             begun += (files[n] for n in names if n in files and files[n] not in reached)
-    assert len(reached) > 60
+    return reached
+
+
+def test_commands_start_without_numpy() -> None:
+    """It would take a quarter of their start; horovodrun starts `edl-discover` each second."""
+    begun = ["cli/agents.py", "cli/status.py", "cli/changes.py", "cli/worker.py"]
+    begun += ["host/horovodrun/discovery.py", "zookeeper/store.py"]
+    assert len(imported_at_start(begun, "numpy")) > 60
+
+
+def test_the_dashboard_needs_its_own_extra_only() -> None:
+    """FastAPI is that of the API; a report is written without any extra."""
+    assert len(imported_at_start(["dashboard/server.py"], "fastapi")) > 60
+    written = {*imported_at_start(["dashboard/report.py"], "starlette")}
+    assert written == imported_at_start(["dashboard/report.py"], "uvicorn")
 
 
 def test_edl_discover_repeats_its_answer_with_few_imports() -> None:

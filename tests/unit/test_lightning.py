@@ -82,7 +82,7 @@ def test_the_order_follows_from_the_loaders_generator_unless_the_strategy_has_a_
     monkeypatch: pytest.MonkeyPatch, asked: int | None
 ) -> None:
     monkeypatch.setattr(loaders, "current_worker", lambda: SimpleNamespace(logical=0))
-    monkeypatch.setattr(loaders.edl, "DataLoader", dict)
+    monkeypatch.setattr(loaders, "DataLoader", dict)
     given = DataLoader(range(4), shuffle=True, generator=torch.Generator().manual_seed(5))
     made: Any = training_loader(given, seed=asked, global_batch=None, max_global_batch=4)
     assert (made["max_global_batch"], made["batch_size"]) == (4, 1)

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from edl.policy.goodput import UNKNOWN_END, Cost, span, worth
+from edl.policy.hill_climbing import UNKNOWN_END, Cost, worth
 from edl.policy.observation import Observation, SizeMeasurement
 from edl.spec import Sizes
+from edl.text import span
 
 HOUR = 3600.0
 # 1 worker trains 100 samples a second, 2 train 180, 3 train 240, 4 train 280. After 1000 s with one

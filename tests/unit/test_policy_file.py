@@ -8,8 +8,7 @@ import pytest
 
 from edl.errors import UsageError
 from edl.policy.file import HOLD_S, LearningRate, check_change, check_sizes, parse_policy
-from edl.policy.goodput import Cost, Throughput
-from edl.policy.hill_climbing import Votes
+from edl.policy.hill_climbing import Cost, Throughput, Votes
 from edl.policy.stragglers import Stragglers
 from edl.schedules import Knee, Scaling, Step
 from edl.spec import Sizes

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edl.policy.goodput import Throughput, marginal_share, ordinal
+from edl.policy.hill_climbing import Throughput, marginal_share, ordinal
 from edl.policy.observation import Observation, SizeMeasurement, State
 from edl.spec import Sizes
 

@@ -16,8 +16,7 @@ from edl.binding import api
 from edl.config import Config
 from edl.errors import UsageError
 from edl.policy.file import parse_policy
-from edl.policy.goodput import Throughput
-from edl.policy.hill_climbing import Votes
+from edl.policy.hill_climbing import Throughput, Votes
 from edl.records import JobPolicy
 from edl.spec import Sizes
 from edl.step.batching import Batching

@@ -58,7 +58,7 @@ def test_a_row_ends_with_the_parts_of_the_last_switch() -> None:
     assert FIELDS[-len(PARTS) :] == PARTS
     row = replace(ROW, **vars(times)).encode()
     assert row[0, : len(FIELDS)][-len(PARTS) :].tolist() == [1, *[0] * (len(PARTS) - 2), 2_500_000]
-    seconds = times.parts("old").seconds()
+    seconds = times.seconds()
     assert (seconds["detect_s"], seconds["survivor_report_s"], seconds["median_step_s"]) == (
         1e-6,
         0.0,
@@ -81,7 +81,7 @@ def test_what_went_before_a_rebuild(
 ) -> None:
     """It waited from 8.0 and knew at 10.0 that the ring is broken."""
     times = repair_times(8.0, 10.0, led_since, heard)
-    seconds = times.parts("old").seconds()
+    seconds = times.seconds()
     assert (seconds["detect_s"], seconds["election_s"], seconds["survivor_report_s"]) == parts
 
 

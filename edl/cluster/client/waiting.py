@@ -11,15 +11,12 @@ from edl.client.waiting import USUAL, ClientLimits
 from edl.cluster.candidates import throughput_curve
 from edl.cluster.client.plans import measured_view
 from edl.cluster.lifecycle import ClusterEvent, ClusterEventKind, LifeResult, LifeState
-from edl.cluster.records import JobReasons
-from edl.cluster.status import ClusterJobDetails, ClusterJobStatus
+from edl.cluster.status import ClusterJobDetails, ClusterJobStatus, described
 from edl.cluster.store import ClusterStore
-from edl.cluster.view import JobView
 from edl.errors import CoordinationError, TimedOut, UnknownJob
 from edl.host.process import EXIT_CODES, AgentEnd
 from edl.zookeeper.events import OnUnreadable, leave_out
 
-UNSEEN = "no controller of the cluster has seen it yet"
 AWAY_S = 600.0  # without an answer of ZooKeeper, after which a wait without a time limit ends
 TIMED_OUT = 124  # the exit code of `edl wait` whose time is over; that of timeout(1)
 HALTED = EXIT_CODES[AgentEnd.STOPPED]  # of `edl wait` for a job that a user has halted
@@ -43,32 +40,6 @@ T = TypeVar("T")
 
 def ignore_status(_status: ClusterJobStatus) -> None:
     """Do nothing with a job's status: the `on_status` of callers that do not want it."""
-
-
-def described(job: JobView, reasons: JobReasons) -> ClusterJobStatus:
-    manifest, life, wanted = job.manifest, job.life, job.wanted
-    reason = reasons.reason(job.name, life.since_s) if life.state is not LifeState.ENDED else ""
-    return ClusterJobStatus(
-        name=job.name,
-        state=life.state,
-        reason=reason or life.reason or UNSEEN,
-        wanted=wanted.goal,
-        result=life.result,
-        exit_code=life.exit_code,
-        slots=life.slots,
-        surplus=min(life.slots, reasons.surplus.get(job.name, 0)),
-        min=manifest.min,
-        max=manifest.max,
-        np=manifest.requested_np,
-        priority=wanted.priority,
-        queue=manifest.queue,
-        submitted_s=job.submitted_s,
-        since_s=life.since_s,
-        started_s=life.started_s,
-        ended_s=life.ended_s,
-        runs=life.runs,
-        failures=life.failures,
-    )
 
 
 def details(store: ClusterStore, name: str, now_s: float) -> ClusterJobDetails:
@@ -113,7 +84,7 @@ def wait_for_job(
     order: int | None = None
     said: tuple[object, str] | None = None
 
-    def look() -> ClusterJobStatus:
+    def read() -> ClusterJobStatus:
         nonlocal order, said
         job = store.jobs.get(name)
         if order not in (None, job.order):
@@ -125,7 +96,7 @@ def wait_for_job(
             on_status(now)
         return now
 
-    for found in looks(look, timeout_s, limits):
+    for found in poll_cluster(read, timeout_s, limits):
         if found.is_over or found.state is until.state:
             return found
     state = "" if said is None else f": it is {said[0]} ({said[1]})"
@@ -142,12 +113,14 @@ def wait_exit_code(job: ClusterJobStatus) -> int:
     return codes[job.result]
 
 
-def looks(look: Callable[[], T], timeout_s: float | None, limits: ClientLimits) -> Iterator[T]:
+def poll_cluster(
+    read: Callable[[], T], timeout_s: float | None, limits: ClientLimits
+) -> Iterator[T]:
     begun = answered = time.monotonic()
     while True:
         away: CoordinationError | None = None
         try:
-            found = look()
+            found = read()
         except CoordinationError as error:
             away = error
         else:
