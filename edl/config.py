@@ -22,8 +22,8 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from edl.errors import ConfigError, UsageError
-from edl.secret_file import LEAST_SECRET, read_secret
-from edl.spec import MOST_WAIT_S, JobSettings, Sizes, check_settings, setting
+from edl.secret_file import MIN_SECRET, read_secret
+from edl.spec import MAX_WAIT_S, JobSettings, Sizes, check_settings, setting
 from edl.spec import variable as variable_of
 
 # ------------------------------------------------------------
@@ -71,7 +71,7 @@ class Config:
     # For jobs that horovodrun starts; `edl run` has options for them.
     hosts: str = ""  # "host:slots,host:slots": what `edl-discover` may offer to the driver
 
-    connect_timeout_s: float = setting(10.0, "first connection to ZooKeeper", most=MOST_WAIT_S)
+    connect_timeout_s: float = setting(10.0, "first connection to ZooKeeper", most=MAX_WAIT_S)
     backoff_max_s: float = 30.0  # longest pause of a slot whose workers die, before the next start
 
     keep_jobs: int = setting(100, "so many ended jobs, the newest, stay in ZooKeeper", least=0)
@@ -115,10 +115,10 @@ class Config:
             raise ConfigError(
                 "address", f"address is {self.address}; Horovod's rendezvous client knows IPv4 only"
             )
-        if self.secret is not None and len(self.secret) < LEAST_SECRET:
+        if self.secret is not None and len(self.secret) < MIN_SECRET:
             raise ConfigError(
                 "secret",
-                f"EDL_SECRET has {len(self.secret)} characters and needs {LEAST_SECRET}: who "
+                f"EDL_SECRET has {len(self.secret)} characters and needs {MIN_SECRET}: who "
                 "guesses it owns the job; take `openssl rand -hex 32`, or leave it to `edl run`",
             )
         if self.secret is not None and self.secret.split() != [self.secret]:

@@ -27,7 +27,7 @@
     ├── RingError               the Horovod communicator of a generation failed
     │   ├── RingBroken          a collective failed: a member of the ring is gone
     │   ├── RendezvousFailed    a ring could not be built
-    │   └── UnevenEnd           some workers have left a loop, or ended, and others train on
+    │   └── MismatchedEnd           some workers have left a loop, or ended, and others train on
     ├── DataError               a source, a ledger or a batch is not usable
     ├── CheckpointError         a checkpoint cannot be written, read or used here
     ├── JobError                the job as a whole has ended, or ends for this worker
@@ -397,7 +397,7 @@ class RendezvousFailed(RingError):
         self.detail = detail
 
 
-class UnevenEnd(RingError):
+class MismatchedEnd(RingError):
     """Some workers have left an epoch, or ended their scripts, and others train on.
 
     The workers see it in their step records before they apply a gradient; the job then fails.

@@ -44,7 +44,7 @@ class LearningMeter:
     """The samples of a worker; the daemon's thread calls `taken`, the training thread the rest."""
 
     def __init__(self) -> None:
-        self.wants_loss = True  # the next loss is to be given to `see_loss`; others need not
+        self.wants_loss = True  # the next loss is to be given to `observe_loss`; others need not
         # The framework sets it.
         self.learning_rate: Callable[[], float | None] = lambda: None
         self.due_s = 0.0  # when the next sample is made, by `completed`
@@ -55,13 +55,13 @@ class LearningMeter:
         self._has_means = False
         self._samples: deque[LearningSample] = deque(maxlen=KEPT)
 
-    def see_loss(self, step: int, read: Callable[[], float | None]) -> None:
+    def observe_loss(self, step: int, read: Callable[[], float | None]) -> None:
         """Keep the loss of `step` and the learning rate; a later step calls `read` at its end."""
         self.wants_loss = False
         if not self._has_means:
             self._step, self._read, self._rate = step, read, self.learning_rate()
 
-    def see_means(self, step: int, means: Mapping[str, float]) -> None:
+    def observe_means(self, step: int, means: Mapping[str, float]) -> None:
         """Keep the loss among the means over all workers; from now on it counts alone."""
         if (name := training_loss(means)) is None:
             return
@@ -106,7 +106,7 @@ def _is_score(name: str) -> bool:
     return any(word in _SCORES for word in words)
 
 
-MOST_POINTS = 120
+MAX_POINTS = 120
 FIRST_PERIOD_S = 0.5
 MEAN_OF = 5  # losses: one alone says little
 # The loss has risen when each of the last MEAN_OF is TIMES the lowest mean, and above all losses of
@@ -284,7 +284,7 @@ class LearningCurve(Record):
 
     def _with_point(self, point: LearningPoint) -> LearningCurve:
         new = replace(self, points=_added(self.points, point, self.period_s))
-        while len(new.points) > MOST_POINTS:
+        while len(new.points) > MAX_POINTS:
             period_s, points = 2 * new.period_s, tuple[LearningPoint, ...]()
             for one in new.points:
                 points = _added(points, one, period_s)

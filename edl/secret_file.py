@@ -67,9 +67,9 @@ def _digest(key: bytes, message: bytes) -> bytes:
     return hmac.new(key, message, hashlib.sha256).digest()
 
 
-LEAST_SECRET = 32  # characters; what `edl run` makes has 64: 32 random bytes in hexadecimal
+MIN_SECRET = 32  # characters; what `edl run` makes has 64: 32 random bytes in hexadecimal
 PIPE_S = 30.0  # for the writer of a pipe to write the secret and to close the pipe
-MOST_BYTES = 4096  # of a secret's file
+MAX_BYTES = 4096  # of a secret's file
 _reading = threading.Lock()
 # By device and inode of a pipe, for what is in it can be read once.
 _from_pipes: dict[tuple[int, int], str] = {}
@@ -103,10 +103,10 @@ def _read(path: str, timeout_s: float) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
         raise ConfigError("secret_file", f"cannot read the secret file {path}: {why}") from None
-    if len(words) != 1 or len(words[0]) < LEAST_SECRET or len(content) > MOST_BYTES:
+    if len(words) != 1 or len(words[0]) < MIN_SECRET or len(content) > MAX_BYTES:
         raise ConfigError(
             "secret_file",
-            f"the file {path} does not hold a secret: one word of at least {LEAST_SECRET} "
+            f"the file {path} does not hold a secret: one word of at least {MIN_SECRET} "
             "characters is expected; take `openssl rand -hex 32`",
         )
     if pipe is not None:
@@ -133,7 +133,7 @@ def _content(path: str, descriptor: int, timeout_s: float) -> bytes:
     ready = select.poll()
     ready.register(descriptor, select.POLLIN)
     deadline = time.monotonic() + timeout_s
-    while len(content) <= MOST_BYTES:
+    while len(content) <= MAX_BYTES:
         left_ms = math.ceil(max(0.0, deadline - time.monotonic()) * 1000)
         if not ready.poll(left_ms):
             raise ConfigError(
@@ -141,7 +141,7 @@ def _content(path: str, descriptor: int, timeout_s: float) -> bytes:
                 f"nobody has written a secret to the pipe {path} and closed it within "
                 f"{timeout_s:g} s",
             )
-        part = os.read(descriptor, MOST_BYTES)
+        part = os.read(descriptor, MAX_BYTES)
         if not part:
             break
         content += part

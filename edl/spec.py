@@ -22,7 +22,7 @@ from edl.text import workers
 # setting's name in the environment (`EDL_` and the field in capitals) and in `edl.toml` (the
 # field), its option of `edl run`, if there is one, and its row in docs/reference/settings.md.
 
-MOST_WAIT_S = 86_400.0  # for ZooKeeper, whose client counts the milliseconds in 32 bits
+MAX_WAIT_S = 86_400.0  # for ZooKeeper, whose client counts the milliseconds in 32 bits
 
 
 def setting(
@@ -262,7 +262,7 @@ class JobSettings(Record):
         "the time-out of the ZooKeeper session of each worker and agent: how long a frozen one "
         "counts as alive. If the server grants another time, because its limits are other ones, "
         "edl counts with the granted time",
-        most=MOST_WAIT_S,
+        most=MAX_WAIT_S,
     )
     start_timeout_s: float = setting(
         120.0, "for the first `np` workers to come up; then `min_np` are enough"

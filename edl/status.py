@@ -412,9 +412,9 @@ def _length(parts: list[Part]) -> int:
 # Lay out one job, or all jobs, as lines for a screen of any size, as `edl top` shows them. A job of
 # a thousand workers is shown by host, not by worker.
 
-LEAST_PAUSE_S = 1.0
+MIN_PAUSE_S = 1.0
 READS_PER_S = 200.0  # from ZooKeeper, at most
-MOST_EVENTS = 8  # that are shown
+MAX_EVENTS = 8  # that are shown
 _BAR = 60  # characters
 _HEAD = 7  # lines above the workers, about
 _STYLES = {Severity.NORMAL: "", Severity.WARNING: "yellow", Severity.ERROR: "red"}
@@ -428,17 +428,17 @@ class TextLine:
 
 def pause_s(reads: int) -> float:
     """Return how long to wait before `reads` nodes are read again from ZooKeeper."""
-    return max(LEAST_PAUSE_S, reads / READS_PER_S)
+    return max(MIN_PAUSE_S, reads / READS_PER_S)
 
 
 def job_screen(
     status: JobStatus, events: Sequence[tuple[str, Event]], age_s: float, width: int, height: int
 ) -> list[TextLine]:
     lines = _head(status, age_s, width)
-    room = max(3, height - len(lines) - min(len(events), MOST_EVENTS) - 4)
+    room = max(3, height - len(lines) - min(len(events), MAX_EVENTS) - 4)
     lines += [TextLine(""), *_worker_lines(status, room)]
     left = height - len(lines) - 2
-    newest = list(events)[-max(1, min(left, MOST_EVENTS)) :] if events else []
+    newest = list(events)[-max(1, min(left, MAX_EVENTS)) :] if events else []
     if newest:
         lines.append(TextLine(""))
     worst = ""

@@ -339,7 +339,7 @@ def mean(value: Any, weight: float | None = None) -> float | dict[str, float]:
         return means[0]
     found = dict(zip(names, means, strict=True))
     if not worker.warming_up:
-        worker.learning.see_means(worker.step, found)
+        worker.learning.observe_means(worker.step, found)
     return found
 
 
@@ -423,7 +423,7 @@ def log(
     means = weighted_means([[row[0], *row[5:]] for row in rows])
     point = dict(zip(names, means, strict=True))
     if not worker.warming_up:
-        worker.learning.see_means(worker.step, point)
+        worker.learning.observe_means(worker.step, point)
         known = max(int(row[2]) for row in rows)
         rank_0 = worker.steps.progress.members[0]
         if rank_0 not in [int(row[1]) for row in rows]:  # it exchanges at other steps

@@ -27,7 +27,7 @@ from edl.client.connection import choose_job, connected
 from edl.client.waiting import ClientLimits, flat, flat_of_cluster
 from edl.cluster.client import waiting
 from edl.cluster.client.access import store_of_job
-from edl.cluster.client.waiting import looks
+from edl.cluster.client.waiting import poll_cluster
 from edl.cluster.lifecycle import ClusterEvent, LifeState
 from edl.cluster.store import ClusterStore
 from edl.errors import CoordinationError, UsageError, nearest, some
@@ -78,12 +78,12 @@ def events(
         width = console().width if console().is_terminal else None
         left_out = LeftOut()
 
-        def look(last: int) -> tuple[bool, list[tuple[int, Event]]]:
+        def read(last: int) -> tuple[bool, list[tuple[int, Event]]]:
             over = store.snapshot().job.state.over  # before the events, so that none is missed
             return over, store.events.read_known(last, left_out)
 
         _show(
-            look,
+            read,
             lambda _, event: json.dumps(flat(event)) if as_json else aligned(event, width),
             session if follow else None,
         )
@@ -102,14 +102,14 @@ class LeftOut:
 
 
 def _show(
-    look: Callable[[int], tuple[bool, list[tuple[int, E]]]],
+    read: Callable[[int], tuple[bool, list[tuple[int, E]]]],
     text: Callable[[int, E], str],
     session: Session | None,
 ) -> None:
     last = -1
 
     def further() -> tuple[bool, list[tuple[int, E]]]:
-        return look(last)
+        return read(last)
 
     for over, found in [further()] if session is None else followed(further, session):
         for number, event in found:
@@ -126,7 +126,7 @@ def _show_of_cluster(store: ClusterStore, job: str | None, as_json: bool, follow
     width = console().width if console().is_terminal else None
     left_out = LeftOut()
 
-    def look(last: int) -> tuple[bool, list[tuple[int, ClusterEvent]]]:
+    def read(last: int) -> tuple[bool, list[tuple[int, ClusterEvent]]]:
         # Read before the events, so that none is missed.
         over = job is not None and store.jobs.get(job).life.state is LifeState.ENDED
         return over, waiting.events(store, job, last, left_out)
@@ -136,7 +136,7 @@ def _show_of_cluster(store: ClusterStore, job: str | None, as_json: bool, follow
             return json.dumps(flat_of_cluster(number, event))
         return event_line(event, width, named=job is None)
 
-    _show(look, text, store.nodes.session if follow else None)
+    _show(read, text, store.nodes.session if follow else None)
 
 
 def aligned(event: Event, width: int | None = None) -> str:
@@ -147,14 +147,14 @@ def aligned(event: Event, width: int | None = None) -> str:
     return line if width is None else wrapped(line, width, len(columns))
 
 
-def followed(look: Callable[[], T], session: Session) -> Iterator[T]:
+def followed(read: Callable[[], T], session: Session) -> Iterator[T]:
     """Yield what `look` returns, twice a second, until the caller stops."""
     is_said = False
 
     def tried() -> T:
         nonlocal is_said
         try:
-            found = look()
+            found = read()
         except CoordinationError as error:
             if not is_said:
                 trouble = trouble_words(session.connected, error)
@@ -164,7 +164,7 @@ def followed(look: Callable[[], T], session: Session) -> Iterator[T]:
         is_said = False
         return found
 
-    return looks(tried, None, ClientLimits(poll_s=FOLLOW_S))
+    return poll_cluster(tried, None, ClientLimits(poll_s=FOLLOW_S))
 
 
 _TITLES = {

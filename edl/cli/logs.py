@@ -23,7 +23,7 @@ from edl.client.connection import choose_job, connected
 from edl.client.waiting import ClientLimits
 from edl.cluster.client.access import knows_clusters, store_of_job
 from edl.cluster.client.logs import ClusterJobLogs
-from edl.cluster.client.waiting import looks
+from edl.cluster.client.waiting import poll_cluster
 from edl.cluster.lifecycle import LifeState
 from edl.cluster.status import UNSEEN
 from edl.cluster.store import ClusterStore
@@ -33,7 +33,7 @@ from edl.host.logs import LogReader, named_logs
 from edl.host.output import LineBuffer
 from edl.host.workers import earlier_runs
 
-LOOK_S = 3.0  # between two looks which hosts have which logs
+POLL_S = 3.0  # between two polls which hosts have which logs
 BAR_S = 10.0  # between two states of one progress bar, with --follow
 _CHUNK_BYTES = 1 << 20
 _LINE_BYTES = 1 << 24  # a longer line is shown in pieces
@@ -85,14 +85,14 @@ def logs(
                 of_cluster = store_of_job(session, job, cluster)
                 store = choose_job(session, job) if of_cluster is None else None
 
-                def look() -> bool:
+                def read() -> bool:
                     files.show(finish=False)  # also while ZooKeeper is away
                     if of_cluster is not None:
                         return of_cluster.jobs.get(job).life.state is LifeState.ENDED
                     assert store is not None
                     return store.snapshot().job.state.over
 
-                for is_over in followed(look, session):
+                for is_over in followed(read, session):
                     if is_over:
                         break
         files.show(finish=True)
@@ -128,15 +128,15 @@ def _show_of_cluster(
             logs = ClusterJobLogs(store, job, worker)
             polled_s = -math.inf
 
-            def look() -> bool:
+            def read() -> bool:
                 nonlocal polled_s
                 ended = store.jobs.get(job).life.state is LifeState.ENDED  # before the logs
-                if time.monotonic() - polled_s >= LOOK_S or ended:
+                if time.monotonic() - polled_s >= POLL_S or ended:
                     logs.poll()
                     polled_s = time.monotonic()
                 return ended
 
-            is_over = look()
+            is_over = read()
         except (CoordinationError, AccessDenied, UsageError) as error:
             if cluster or type(error) is UnknownJob:  # of a tenant, which has no others
                 raise
@@ -144,17 +144,17 @@ def _show_of_cluster(
         lines = _Lines(worker is not None)
         _show_new(logs, lines, is_last=is_over or not follow)
         if follow and not is_over:
-            _follow(look, job, logs, lines)
+            _follow(read, job, logs, lines)
     if not logs.found and is_here:
         return False
     _finish(job, worker, logs)
     return True
 
 
-def _follow(look: Callable[[], bool], job: str, logs: ClusterJobLogs, lines: _Lines) -> None:
+def _follow(read: Callable[[], bool], job: str, logs: ClusterJobLogs, lines: _Lines) -> None:
     time.sleep(FOLLOW_S)
     try:
-        for is_over in looks(look, None, ClientLimits(poll_s=FOLLOW_S)):
+        for is_over in poll_cluster(read, None, ClientLimits(poll_s=FOLLOW_S)):
             _show_new(logs, lines, is_last=is_over)
             if is_over:
                 return

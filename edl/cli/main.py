@@ -29,7 +29,7 @@ from edl.host.signals import child_ends_kept
 # Names of older versions, which work for one release more and are in no help.
 OLD_VERBS = {verb.was: name for name, verb in VERBS.items() if verb.was}
 OLD_OPTIONS = {"--lent-file": "--borrowed-file"}
-LEAST_COLUMNS = 52  # that typer writes for by itself
+MIN_COLUMNS = 52  # that typer writes for by itself
 
 
 class Verbs(TyperGroup):
@@ -40,7 +40,7 @@ class Verbs(TyperGroup):
     ) -> Any:
         """Return the context of a call, as typer does; texts fit a terminal of under 52 columns."""
         columns = shutil.get_terminal_size().columns
-        if columns < LEAST_COLUMNS:
+        if columns < MIN_COLUMNS:
             extra.setdefault("terminal_width", columns - 2)
         return super().make_context(info_name, args, parent, **extra)
 

@@ -34,7 +34,7 @@ from edl.client.job import ObservedJob, ObservedJobs
 from edl.errors import CoordinationError, UnknownJob, UsageError
 from edl.records import Reclaim
 from edl.status import (
-    MOST_EVENTS,
+    MAX_EVENTS,
     JobStatus,
     TextLine,
     job_screen,
@@ -265,7 +265,7 @@ def top(
         one = ObservedJob(choose_job(session, job, ended=True))
 
         def read() -> Lines:
-            now, newest = one.read(), one.events(MOST_EVENTS)
+            now, newest = one.read(), one.events(MAX_EVENTS)
             status = job_status(now, session.hosts)
             timed = [(_clock(event.time, time.time()), event) for event in newest]
 

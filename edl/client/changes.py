@@ -22,7 +22,7 @@ from edl.client.waiting import (
     Messages,
     OnMessage,
     ignore,
-    looks,
+    poll_job,
     resizable,
     running,
 )
@@ -137,12 +137,12 @@ def place(
     if timeout_s is None:
         return done
     messages = Messages()
-    for seen in looks(store, timeout_s, f"placing job {store.name}", messages, limits=limits):
+    for seen in poll_job(store, timeout_s, f"placing job {store.name}", messages, limits=limits):
         if is_placed(seen, done.after):
             return done
         here = by_host(workers_of_ring(seen)) or "no worker trains"
         messages(f"workers by host: {here}; {seen.status.reason}")
-    raise AssertionError("looks() ends with an error")
+    raise AssertionError("poll_job() ends with an error")
 
 
 def _write(
@@ -176,13 +176,13 @@ def wait_for_size(
     """Wait until `np` workers have entered one ring; return the job's records as they are then."""
     messages = Messages(on_message)
     what = f"scaling job {store.name} to {np}"
-    for now in looks(store, timeout_s, what, messages, limits=limits):
+    for now in poll_job(store, timeout_s, what, messages, limits=limits):
         number = now.generation.number if now.generation else 0
         ring = now.generation.worker_ids if now.generation else ()
         if len(ring) == np and {m.id for m in now.members if m.generation >= number} >= {*ring}:
             return now
         messages(f"{len(ring)} of {np} workers train: {now.status.reason}")
-    raise AssertionError("looks() ends with an error")
+    raise AssertionError("poll_job() ends with an error")
 
 
 # ------------------------------------------------------------
@@ -218,12 +218,12 @@ def _answer(
 ) -> Request:
     messages = Messages()
     messages(f"no leader of job {store.name} has answered")
-    for _ in looks(store, timeout_s, f"draining w{worker}", messages, limits=limits):
+    for _ in poll_job(store, timeout_s, f"draining w{worker}", messages, limits=limits):
         with suppress(CoordinationError):  # the next look asks again
             request = store.requests.get(number)
             if request.done:
                 return request
-    raise AssertionError("looks() ends with an error")
+    raise AssertionError("poll_job() ends with an error")
 
 
 def _cancel(store: JobStore, number: int, worker: int) -> tuple[Request | None, str]:
@@ -248,7 +248,7 @@ def drain_host(store: JobStore, name: str, timeout_s: float, limits: ClientLimit
         hosts = ", ".join(sorted(known))
         raise UsageError(f"host {name} is not in job {store.name}; its hosts are {hosts}")
     late = f"it was asked to, and may still do that (see `edl status {store.name}`)"
-    for now in looks(store, timeout_s, f"draining host {name}", Messages(), late, limits):
+    for now in poll_job(store, timeout_s, f"draining host {name}", Messages(), late, limits):
         agent = next((host for host in now.hosts if host.name == name), None)
         if not now.job.state.over and now.desired.hosts.get(name):
             without_host(now, name, now.desired.hosts)  # or says why it cannot leave
@@ -300,7 +300,7 @@ def migrate(
         asked = Move(store.name, source, target, moved, after, since)
         on_message(f"moving {asked}")
         offered_at = time.monotonic()
-        for now in looks(store, timeout_s, f"moving {asked}", messages, _goes_on(asked), limits):
+        for now in poll_job(store, timeout_s, f"moving {asked}", messages, _goes_on(asked), limits):
             desired, stands = now.desired.hosts, migration_status(asked, now)
             if now.generation is not None:
                 generations[now.generation.number] = now.generation
@@ -442,11 +442,11 @@ def _request(
 
 def _wait_for_end(store: JobStore, timeout_s: float | None, limits: ClientLimits = USUAL) -> Job:
     messages, what = Messages(), f"stopping job {store.name}"
-    job = next(looks(store, LIMITS.stop_s, what, messages, limits=limits)).job
+    job = next(poll_job(store, LIMITS.stop_s, what, messages, limits=limits)).job
     limit_s = LIMITS.stop_s + LIMITS.stop_limit_s(job) if timeout_s is None else timeout_s
     # When it has no processes, nobody else writes that it has stopped.
     alone_since: float | None = None
-    for snapshot in looks(store, limit_s, what, messages, "it goes on ending", limits):
+    for snapshot in poll_job(store, limit_s, what, messages, "it goes on ending", limits):
         record, now = snapshot.job, time.monotonic()
         if record.state.over:
             return record
@@ -461,7 +461,7 @@ def _wait_for_end(store: JobStore, timeout_s: float | None, limits: ClientLimits
             reason = f"{record.reason}; none of its processes is alive"
             with suppress(CoordinationError):  # the next look tries again
                 conclude(store, stopped_outcome(snapshot, reason), snapshot)
-    raise AssertionError("looks() ends with an error")
+    raise AssertionError("poll_job() ends with an error")
 
 
 @dataclass(frozen=True)
@@ -659,7 +659,7 @@ def reclaim(
     on_message(f"{what}: {by_host({one.host: one.slots for one in asked})}")
     messages, limit_s = Messages(on_message), deadline_s + GRACE_S
     try:
-        for seen in looks(store, limit_s, what, messages, goes_on, limits):
+        for seen in poll_job(store, limit_s, what, messages, goes_on, limits):
             if any(seen.desired.hosts.get(one.host, 0) > after.get(one.host, 0) for one in asked):
                 raise Superseded(store.name, f"{what} was cancelled: other workers were asked for")
             if not {*asked} & {*seen.desired.reclaims}:
@@ -671,4 +671,4 @@ def reclaim(
     except KeyboardInterrupt as end:
         end.add_note(goes_on)
         raise
-    raise AssertionError("looks() ends with an error")
+    raise AssertionError("poll_job() ends with an error")

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Self
 
-from edl.client.waiting import USUAL, ClientLimits, Messages, OnMessage, looks, resizable
+from edl.client.waiting import USUAL, ClientLimits, Messages, OnMessage, poll_job, resizable
 from edl.errors import CoordinationError, RequestError, Superseded, UnknownJob, UsageError
 from edl.events import Event, ProfileDetails, ProfilingDetails
 from edl.job.placement import Placement, place_workers
@@ -256,7 +256,7 @@ def _measure(
     messages = Messages(on_message)
     what = f"profiling job {store.name} with {workers(np)}"
     readings: list[ProgressSample] = []
-    for now in looks(store, timeout_s, what, messages, limits=limits):
+    for now in poll_job(store, timeout_s, what, messages, limits=limits):
         hold.check(now)
         ring = len(now.generation.members) if now.generation is not None else 0
         reading = now.status.progress_sample
@@ -267,7 +267,7 @@ def _measure(
             if point is not None:
                 return point, reading
         messages(f"step {now.status.step} with {workers(ring)}: {now.status.reason}")
-    raise AssertionError("looks() ends with an error")
+    raise AssertionError("poll_job() ends with an error")
 
 
 def _log(store: JobStore, point: Point, last: ProgressSample) -> None:

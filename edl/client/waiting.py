@@ -1,4 +1,4 @@
-"""Wait for a running job to do what a client has requested, with a deadline (:func:`looks`).
+"""Wait for a running job to do what a client has requested, with a deadline (:func:`poll_job`).
 
 This is shared by all requests of :mod:`edl.client`, such as scaling, draining and migrating.
 """
@@ -74,7 +74,7 @@ def resizable(store: JobStore, what: str, limits: ClientLimits = USUAL) -> Snaps
     return now
 
 
-def looks(
+def poll_job(
     store: JobStore,
     timeout_s: float,
     what: str,

@@ -45,7 +45,7 @@ class SecureProtocol(LimitProtocol):
 
 CONNECTIONS = 256  # at most; further requests get 503
 END_S = 3.0  # for the requests that are being answered
-IDLE_LOOK_S = 15  # between two looks for pages of jobs that nobody looks at
+IDLE_POLL_S = 15  # between two looks for pages of jobs that nobody looks at
 WHAT = "the dashboard"
 Say = Callable[[str], None]  # shows a sentence to whoever has started this process
 
@@ -129,7 +129,7 @@ def _serve(
 ) -> None:
     config = server_config(app, CONNECTIONS, END_S)
     config.http = SecureProtocol
-    config.callback_notify, config.timeout_notify = tidy, IDLE_LOOK_S
+    config.callback_notify, config.timeout_notify = tidy, IDLE_POLL_S
     server = EmbeddedServer(config)
 
     def end(number: int, frame: FrameType | None) -> None:

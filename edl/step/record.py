@@ -26,7 +26,7 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from edl.errors import RingError, UnevenEnd
+from edl.errors import MismatchedEnd, RingError
 from edl.text import names
 
 # ------------------------------------------------------------
@@ -350,9 +350,9 @@ def check_together(records: StepRecords) -> None:
     if not left.all():
         workers = records.column("worker")
         if (stops == Stop.ENDED).any():
-            raise UnevenEnd(_scripts_ended(records, left))
+            raise MismatchedEnd(_scripts_ended(records, left))
         behind = records[int(left.argmin())]
-        raise UnevenEnd(
+        raise MismatchedEnd(
             f"{_joined(workers[left])} left epoch {behind.epoch} before its end, after "
             f"{behind.step} steps of the job, and {_joined(workers[~left])} did not; leave "
             "a loop after the same step on all workers, or on none: a `break` must not depend on "

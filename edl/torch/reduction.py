@@ -782,7 +782,7 @@ def watch_losses(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> No
         if not meter.wants_loss or optimizers.is_multi or worker.warming_up:
             return  # those of several optimizers have different meanings
         if loader.open and loader.batch_weight and (read := _reader(tensors, optimizers)):
-            meter.see_loss(worker.step + 1, read)
+            meter.observe_loss(worker.step + 1, read)
 
     if _observe is None:
         plain = torch.autograd.backward

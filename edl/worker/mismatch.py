@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import NoReturn
 
-from edl.errors import JobTrained, NewcomerDiffers, RingBroken, StepsBack, UnevenEnd
+from edl.errors import JobTrained, MismatchedEnd, NewcomerDiffers, RingBroken, StepsBack
 from edl.ring.ring import Ring
 from edl.step.record import IDLE, StepRecords, Stop, check_together
 from edl.step.state_check import Mismatch, why_mismatch
@@ -23,7 +23,7 @@ UNIT = LoaderProgress.unit  # of edl's loader; a script of Horovod's counts its 
 def end_mismatch(
     found: Mismatch, records: StepRecords, ring: Ring, progress: TrainingProgress
 ) -> NoReturn:
-    """Make the newcomers leave that are elsewhere in the script, or raise UnevenEnd."""
+    """Make the newcomers leave that are elsewhere in the script, or raise MismatchedEnd."""
     if progress.unit == UNIT and not (found.leaving or records.differ_in("exchange")):
         check_together(records)
     mine = _doing(records, ring.place.rank, progress).encode()
@@ -33,7 +33,7 @@ def end_mismatch(
     }
     why = why_mismatch(found, records, doing)
     if not found.leaving:
-        raise UnevenEnd(why)
+        raise MismatchedEnd(why)
     progress.at_epochs |= found.back
     error = StepsBack if found.back else JobTrained if found.over else NewcomerDiffers
     let_leave(ring, records.values("worker"), found.leaving, why, error)

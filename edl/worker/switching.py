@@ -28,11 +28,11 @@ from edl.config import Config
 from edl.errors import (
     JobFailed,
     JobTrained,
+    MismatchedEnd,
     NewcomerDiffers,
     RendezvousFailed,
     RingBroken,
     RingError,
-    UnevenEnd,
     UsageError,
 )
 from edl.job.ring_failure import RepairCount, blamed_rank, short_error
@@ -465,7 +465,7 @@ class Switching:
         if not found.apart:
             try:
                 end_mismatch(found, records, self._ring, self.progress)
-            except UnevenEnd as error:
+            except MismatchedEnd as error:
                 self._checkpointing.fail_together(str(error), self._ring.place.rank)
             except JobTrained:
                 self._coordinator.set_stage(Stage.FINISHED)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edl.errors import RingError, UnevenEnd
+from edl.errors import MismatchedEnd, RingError
 from edl.step.record import (
     FIELDS,
     StepRecord,
@@ -103,7 +103,7 @@ def test_all_stop_or_none_does_and_nobody_leaves_alone(stops: list[Stop]) -> Non
     else:
         ended = r"ended (its|their) script after step 7, inside epoch 0, and w.* trains? on; all"
         wrong = ended if Stop.ENDED in stops else "left epoch 0 before its end"
-        with pytest.raises(UnevenEnd, match=wrong):
+        with pytest.raises(MismatchedEnd, match=wrong):
             check_records(rows)
 
 

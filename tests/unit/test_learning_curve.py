@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from edl.learning import (
-    MOST_POINTS,
+    MAX_POINTS,
     PERIOD_S,
     LearningCurve,
     LearningMeter,
@@ -126,7 +126,7 @@ class TestWhatIsTold:
 class TestWhatIsKept:
     def test_it_stays_small(self) -> None:
         curve, _ = trained([1.0] * 1000)
-        assert MOST_POINTS / 2 <= len(curve.points) <= MOST_POINTS
+        assert MAX_POINTS / 2 <= len(curve.points) <= MAX_POINTS
         assert curve.points[-1].step == 9991
         assert len(msgspec.json.encode(curve)) < 8000
 
@@ -158,7 +158,7 @@ class TestMeter:
         meter.learning_rate = lambda: 0.1
         for step in range(1, 101):
             if meter.wants_loss:
-                meter.see_loss(step, lambda step=step: float(step))
+                meter.observe_loss(step, lambda step=step: float(step))
             if (now_s := 10.0 + step * PERIOD_S / 10) >= meter.due_s:
                 meter.completed(step, 2, now_s)
         samples = meter.taken()
@@ -175,14 +175,14 @@ class TestMeter:
 
     def test_means_replace_the_losses_of_one_worker(self) -> None:
         meter = LearningMeter()
-        meter.see_means(7, {"accuracy": 0.9, "loss": 0.5})
-        meter.see_loss(8, lambda: 3.0)
+        meter.observe_means(7, {"accuracy": 0.9, "loss": 0.5})
+        meter.observe_loss(8, lambda: 3.0)
         meter.completed(8, 2, 1.0)
         assert meter.taken() == (LearningSample(7, 0.5, None, 2, is_mean=True),)
 
     def test_a_rate_that_the_script_logs(self) -> None:
         meter = LearningMeter()
-        meter.see_means(7, {"train/lr": 0.01, "train/loss": 0.5})
+        meter.observe_means(7, {"train/lr": 0.01, "train/loss": 0.5})
         meter.completed(8, 2, 1.0)
         assert meter.taken()[0].learning_rate == 0.01
 
@@ -191,7 +191,7 @@ class TestMeter:
             raise RuntimeError("the device is lost")
 
         meter = LearningMeter()
-        meter.see_loss(1, broken)
+        meter.observe_loss(1, broken)
         meter.completed(1, 1, 1.0)
         assert meter.taken() == ()
 

@@ -21,7 +21,7 @@ from edl.client.changes import (
     wait_for_size,
 )
 from edl.client.profiling import HeldSize, profile
-from edl.client.waiting import ClientLimits, Messages, looks
+from edl.client.waiting import ClientLimits, Messages, poll_job
 from edl.errors import (
     CoordinationError,
     HostLost,
@@ -253,14 +253,14 @@ def measure(store: Store, *sizes: int, timeout_s: float = 5.0) -> Curve:
 def test_a_look_that_is_not_answered_is_made_again() -> None:
     store = Store()
     store.away = {1, 2, 4}
-    seen = looks(store, 5.0, "this", Messages(), limits=LIMITS)
+    seen = poll_job(store, 5.0, "this", Messages(), limits=LIMITS)
     assert [next(seen).status.step for _ in range(3)] == [1, 2, 3]
 
 
 def test_a_time_out_has_the_last_message_and_what_stands() -> None:
     messages = Messages()
     messages("w3 is preparing")
-    seen = looks(Store(), 0.0, "moving it", messages, "it goes on", LIMITS)
+    seen = poll_job(Store(), 0.0, "moving it", messages, "it goes on", LIMITS)
     next(seen)
     with pytest.raises(TimedOut) as caught:
         next(seen)
@@ -272,7 +272,7 @@ def test_a_time_out_names_zookeeper_when_that_is_away() -> None:
     store = Store()
     store.away = {1}
     with pytest.raises(TimedOut, match=r"not done after 0 s; ZooKeeper is away"):
-        next(looks(store, 0.0, "it", Messages(), limits=LIMITS))
+        next(poll_job(store, 0.0, "it", Messages(), limits=LIMITS))
 
 
 def test_nobody_waits_for_a_job_that_has_ended() -> None:

@@ -18,7 +18,7 @@ from edl.config import load
 from edl.errors import ConfigError
 from edl.host.host_agent import worker_environment
 from edl.records import Host
-from edl.secret_file import MOST_BYTES, open_to_others, read_secret
+from edl.secret_file import MAX_BYTES, open_to_others, read_secret
 
 SECRET = "0123456789abcdef" * 4
 OTHER = "fedcba9876543210" * 4
@@ -102,7 +102,7 @@ def test_what_is_neither_file_nor_pipe(path: str) -> None:
         (b"\xff\xfe" * 32, "it is not text"),
         (b"", "does not hold a secret"),
         (b"\n", "does not hold a secret"),
-        (b"x" * (MOST_BYTES + 1), "does not hold a secret"),
+        (b"x" * (MAX_BYTES + 1), "does not hold a secret"),
         (f"{SECRET}\n{OTHER}\n".encode(), "does not hold a secret"),
     ],
 )

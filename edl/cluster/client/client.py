@@ -21,7 +21,7 @@ from edl.cluster.client import waiting
 from edl.cluster.client.connection import OpenStore, connected_cluster
 from edl.cluster.client.logs import LogEnd, log_ends
 from edl.cluster.client.plans import measured_view, plan_now, status_of_cluster
-from edl.cluster.client.waiting import JobCondition, OnStatus, ignore_status, looks
+from edl.cluster.client.waiting import JobCondition, OnStatus, ignore_status, poll_cluster
 from edl.cluster.lifecycle import ClusterEvent, LifeResult, LifeState
 from edl.cluster.manifest import (
     MAX_BYTES,
@@ -317,7 +317,7 @@ def drain_host(store: ClusterStore, host: str, timeout_s: float | None) -> None:
         hosts = store.hosts.list()
         return sorted(job for one in hosts if one.name == host for job in one.assigned.jobs)
 
-    for jobs in looks(jobs_there, timeout_s, USUAL):
+    for jobs in poll_cluster(jobs_there, timeout_s, USUAL):
         if not jobs:
             return
         there = ", ".join(jobs)

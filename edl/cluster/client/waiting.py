@@ -84,7 +84,7 @@ def wait_for_job(
     order: int | None = None
     said: tuple[object, str] | None = None
 
-    def look() -> ClusterJobStatus:
+    def read() -> ClusterJobStatus:
         nonlocal order, said
         job = store.jobs.get(name)
         if order not in (None, job.order):
@@ -96,7 +96,7 @@ def wait_for_job(
             on_status(now)
         return now
 
-    for found in looks(look, timeout_s, limits):
+    for found in poll_cluster(read, timeout_s, limits):
         if found.is_over or found.state is until.state:
             return found
     state = "" if said is None else f": it is {said[0]} ({said[1]})"
@@ -113,12 +113,14 @@ def wait_exit_code(job: ClusterJobStatus) -> int:
     return codes[job.result]
 
 
-def looks(look: Callable[[], T], timeout_s: float | None, limits: ClientLimits) -> Iterator[T]:
+def poll_cluster(
+    read: Callable[[], T], timeout_s: float | None, limits: ClientLimits
+) -> Iterator[T]:
     begun = answered = time.monotonic()
     while True:
         away: CoordinationError | None = None
         try:
-            found = look()
+            found = read()
         except CoordinationError as error:
             away = error
         else:
