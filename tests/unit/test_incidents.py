@@ -40,6 +40,7 @@ from edl.events import (
     StalledDetails,
     WorkerFailedDetails,
     WorkerFrozenDetails,
+    ZookeeperBackDetails,
 )
 from edl.learning import LossSpike
 from edl.records import Stage
@@ -49,32 +50,34 @@ HOSTS = {"w0": "node0", "w1": "node1", "w2": "node0", "w3": "node1"}
 FULL = "No space left on device"
 
 
+def ring_of(at_s: float, kind: str, names: list[str], fields: dict[str, str]) -> Event:
+    """Return the event of ``12 ring 2 w0 w2 joined=w2 left=w1 repair``, or of a switch into one."""
+    if kind == "switched":
+        one = switch(at_s, int(names[0]), float(names[1]), detect_s=float(names[2]))
+    else:
+        workers = tuple(name for name in names[1:] if name != "repair")
+        parts = {key: tuple(fields[key].split(",")) for key in ("joined", "left") if key in fields}
+        one = generation(at_s, int(names[0]), workers, repair="repair" in names, **parts)
+    return replace(one, step=int(fields["step"])) if "step" in fields else one
+
+
 def event_of(line: str) -> Event:
     """Return the event of ``10 killed w1 code=1: KeyError``; what is behind the colon is said."""
     words, _, said = line.partition(": ")
     second, kind, *rest = words.split()
     at_s, names = float(second), [one for one in rest if "=" not in one]
     fields = dict(one.split("=") for one in rest if "=" in one)
+    if kind in ("ring", "switched"):
+        return ring_of(at_s, kind, names, fields)
     worker = names[0] if names else ""
     host, step = HOSTS.get(worker, "node0"), int(fields.get("step", 195))
     match kind:
-        case "ring":  # 12 ring 2 w0 w2 joined=w2 left=w1 repair
-            parts = {key: tuple(fields.get(key, "").split(",")) for key in ("joined", "left")}
-            workers = tuple(name for name in names[1:] if name != "repair")
-            one = generation(
-                at_s, int(names[0]), workers, repair="repair" in names,
-                **{key: value for key, value in parts.items() if value != ("",)},
-            )  # fmt: skip
-            return replace(one, step=step) if "step" in fields else one
         case "killed":
             code = int(fields.get("code", -9))
             details: Any = WorkerFailedDetails(worker, host, 0, code, said)
             said = f"{worker} on {host} was killed"
         case "evicted":
             details, said = EvictedDetails(worker), f"{worker} was evicted: {said}"
-        case "switched":
-            one = switch(at_s, int(names[0]), float(names[1]), detect_s=float(names[2]))
-            return replace(one, step=step) if "step" in fields else one
         case "stalled":
             details = StalledDetails((worker,))
         case "frozen":
@@ -97,6 +100,9 @@ def event_of(line: str) -> Event:
             )
         case "resumed":  # at the step of its checkpoint, with so many steps to train again
             step, details = int(worker), ResumedDetails(f"/ckpt/{worker}", int(names[1]))
+        case "zookeeper-back":  # after so many seconds, with the step at their start
+            away_s, *begin = names
+            details = ZookeeperBackDetails(float(away_s), *map(int, begin))
         case "no-template":
             details = NoTemplateDetails(worker)
         case "job-failed":
