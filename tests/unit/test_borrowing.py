@@ -9,9 +9,6 @@ import pytest
 from made import make_job, wanted
 
 from edl.errors import UsageError
-from edl.host.decide import AgentState, decide_agent
-from edl.host.process import Process
-from edl.host.supervision import EndProcess
 from edl.job import membership
 from edl.job.borrowing import (
     NO_TERMS,
@@ -379,20 +376,3 @@ def test_a_leader_gives_nobody_up_who_may_be_the_last_with_the_state(how: str) -
     dead = {0: "its port is refused"} if how == "dead" else {}
     silent = frozenset({0} if how == "silent" else ())
     assert 1 not in membership.decide(now, 1, AGES, LIMITS, dead, silent, late).evict
-
-
-def test_an_agent_kills_who_leaves_too_late() -> None:
-    departure, stays = (
-        Process(slot, f"t-{slot}", 0.0, worker=slot, ready=True, seated=True) for slot in (1, 0)
-    )
-    departure = replace(departure, departing=1.0)
-    members = (member(0), member(1, 1))
-    now = owing({"a": 1}, DUE, generation=ring(0, before=(0, 1)), members=members)
-    own = AgentState("a", "t", (stays, departure))
-    assert decide_agent(now, own, 2.0).endings == ()
-    late = replace(own, overdue=True)
-    killed = EndProcess("t-1", True, "its slot was to be given back by now")
-    assert decide_agent(now, late, 2.0).endings == (killed,)
-    evicted = replace(now, evicted={1: "its slot"})
-    assert decide_agent(evicted, late, 2.0).endings == (killed,)
-    assert decide_agent(evicted, own, 2.0).endings == (EndProcess("t-1", False, "its slot"),)

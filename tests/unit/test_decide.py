@@ -1,8 +1,6 @@
 """Who is in the ring next, and why: the scenarios of `scenarios/decide`, each a text.
 
-A scenario is a title, facts, and after `=>` the decision that follows from them. Facts stand
-between `|`; a further decision of the same scenario has the facts before it but for those given
-anew or taken back (`no dead`).
+Their form is that of tests/scenario_texts.py. The facts:
 
     ring 8 w0 w1@b/0; joined w1; after w0      the newest generation; @host, else a; /slot, else id
     workers w1(leaving) w2(ready) -w0          sessions, beside those of the ring's members
@@ -22,11 +20,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from made import changed, make_job, wanted
+from scenario_texts import WORKER, check, ids, numbers, scenarios
 
 from edl.job.decision import Limits, MembershipDecision, set_desired
 from edl.job.liveness import Ages
@@ -59,44 +57,12 @@ LIMITS = Limits(
 )
 JOB = make_job(command=("true",))
 TERM = 5
-FOLDER = Path(__file__).parent / "scenarios/decide"
-WORKER = re.compile(r"w(\d+)(?:@(\w+))?(?:/(\d+))?(?:\(([^)]*)\))?")
 FIELDS = {"in": "generation", "seen": "newest_generation", "fits": "fits"}
 
 
-def scenarios() -> list[Any]:
-    found = []
-    for file in sorted(FOLDER.glob("*.txt")):
-        for text in file.read_text().split("\n\n"):
-            title, *lines = [one for one in text.splitlines() if not one.startswith("#")] or [""]
-            if lines:
-                found.append(pytest.param(lines, id=f"{file.stem}: {title}"))
-    return found
-
-
-@pytest.mark.parametrize("lines", scenarios())
+@pytest.mark.parametrize("lines", scenarios("decide"))
 def test_decide(lines: list[str]) -> None:
-    facts: dict[str, str] = {}
-    expected: list[str] = []
-    for line in [*lines, ""]:
-        if line.startswith(("  =>", "     ")):
-            expected.append(line.removeprefix("  =>").strip())
-            continue
-        if expected:
-            assert as_text(decided(facts)) == expected
-            expected = []
-        for key, _, value in (fact.partition(" ") for fact in line.strip().split(" | ")):
-            facts[key] = value
-            if key == "no":
-                del facts[value]
-
-
-def numbers(text: str, each: Any = int) -> dict[str, Any]:
-    return {key: each(n) for key, n in (pair.split("=") for pair in text.split())}
-
-
-def ids(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"w(\d+)", text)]
+    check(lines, lambda facts: as_text(decided(facts)))
 
 
 def member(id: str, host: str, slot: str, fields: str) -> Member:

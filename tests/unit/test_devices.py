@@ -1,4 +1,7 @@
-"""Which device of its host a worker gets, and what it sees of the host."""
+"""Which device of its host a worker gets, and what it sees of the host.
+
+What an agent decides then stands in `scenarios/agent`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from made import make_job
 
-from edl.host.decide import AgentState, decide_agent
 from edl.host.devices import (
     busy_devices,
     cuda_variable,
@@ -19,8 +20,7 @@ from edl.host.devices import (
 )
 from edl.host.process import Process
 from edl.host.supervision import Start
-from edl.job.snapshot import Snapshot
-from edl.records import Assigned, Desired, Generation, Host, Leader, Member, RingMember
+from edl.records import Assigned, Member
 
 NOW = 1000.0
 
@@ -154,67 +154,3 @@ def test_which_devices_are_busy() -> None:
     assert busy_devices(free, "a", processes, [member]) == (0, 3)
     assert busy_devices(limited, "a", processes, [member]) == (0, 2, 3)
     assert busy_devices(free, "a", processes[1:], [replace(member, device=None)]) == ()
-
-
-# --- what the agent decides
-
-
-def snapshot(np: int, *devices: int, slots: int = 4, ring: int = 0) -> Snapshot:
-    members = tuple(RingMember(i, "a", i, "::1", 1) for i in range(ring))
-    return Snapshot(
-        make_job(),
-        (Host("a", slots, "::1"),),
-        desired=Desired({"a": np}),
-        assigned=Assigned({"a": np}, devices={"a": devices}),
-        generation=Generation(1, 1, members, 0, (), (), "so") if ring else None,
-        leader=Leader(1, 0),
-        members=tuple(
-            Member(i, "a", i, "::1", 1, 1, f"t-{i}-{i}", generation=1, device=i)
-            for i in range(ring)
-        ),
-    )
-
-
-def own(*processes: Process, devices: tuple[int, ...] = (0, 1, 2, 3)) -> AgentState:
-    return AgentState("a", "t", processes, state_since=NOW, devices=devices)
-
-
-def test_an_agent_starts_as_many_as_it_has_devices_and_says_who_waits() -> None:
-    decision = decide_agent(snapshot(3, 1, 2), own(), NOW)
-    assert [(s.slot, s.device) for s in decision.starts] == [(0, 1), (1, 2)]
-    assert decision.reason == (
-        "0 of 3 workers run on a; 1 worker cannot start before a device is free: the job has 2 "
-        "devices here (1, 2)"
-    )
-
-
-def test_an_agent_starts_nobody_on_a_device_that_its_record_does_not_have() -> None:
-    before = decide_agent(snapshot(1, 2), own(devices=(0, 1)), NOW)
-    assert before.starts == ()
-    assert before.reason.endswith("before a device is free: the job has 0 devices here")
-    assert [s.device for s in decide_agent(snapshot(1, 2), own(devices=(2,)), NOW).starts] == [2]
-
-
-def test_the_slots_are_no_more_than_the_devices() -> None:
-    """So there is always another device of the job for each lower slot."""
-    decision = decide_agent(snapshot(2, 4, 5), own(process(2, 4), devices=(4, 5)), NOW)
-    found = [(s.slot, s.device, s.variables["CUDA_VISIBLE_DEVICES"]) for s in decision.starts]
-    assert found == [(0, 5, "5")]
-
-
-def test_a_worker_on_a_device_that_is_taken_away_is_replaced_on_another_one() -> None:
-    """The leader takes it out of the ring when its replacement is ready."""
-    here = snapshot(2, 1, 2, slots=2, ring=2)
-    decision = decide_agent(here, own(process(0, 0), process(1, 1)), NOW)
-    assert [(s.slot, s.device) for s in decision.starts] == [(0, 2)]
-    assert decision.endings == ()
-    assert decision.reason == "1 of 2 workers run on a"
-
-
-def test_a_newcomer_on_a_device_that_is_taken_away_is_ended() -> None:
-    newcomer = process(1, 1, worker=None, seated=False)
-    decision = decide_agent(snapshot(1, 0), own(process(0, 0), newcomer), NOW)
-    assert decision.starts == ()
-    assert [(e.attempt_id, e.reason) for e in decision.endings] == [
-        ("t-1-1", "the job may not use its device any more")
-    ]

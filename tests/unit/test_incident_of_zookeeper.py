@@ -1,4 +1,4 @@
-"""What the page of a job says while ZooKeeper does not answer, and afterwards."""
+"""What the page of a job says while ZooKeeper does not answer; and its cause, afterwards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from shown_job import CREATED, event
-from test_incidents import status, told
+from test_incidents import status_of
 
 from edl.dashboard.view.incidents import IncidentLog, IncidentView, incident_views
 from edl.dashboard.view.outage import ServerProbe, WorkerReports, outage_cause, outage_incident
@@ -15,28 +15,6 @@ from edl.events import ZookeeperBackDetails
 
 
 class TestZookeeper:
-    def test_that_was_away(self) -> None:
-        (one,) = told(event(60, ZookeeperBackDetails(12.34, 640), 1, 700))
-        assert (one.at_s, one.until_s, one.tone) == (CREATED + 60 - 12.34, CREATED + 60, "over")
-        assert one.step == 640
-        assert one.what == "ZooKeeper did not answer for 12 s: no worker could join or leave."
-        assert "disk" in one.advice
-        assert one.since == (
-            "Training went on meanwhile, from step 640 to step 700 (60 steps). ZooKeeper answered "
-            "again."
-        )
-
-    def test_that_was_away_while_nothing_was_trained(self) -> None:
-        (one,) = told(event(60, ZookeeperBackDetails(12.34, 700), 1, 700))
-        assert "No step completed meanwhile: training stood at step 700." in one.since
-
-    def test_of_an_older_edl(self) -> None:
-        (one,) = told(event(60, ZookeeperBackDetails(12.34), 1, 700))
-        assert (one.step, one.since) == (
-            700,
-            "Training went on, until step 700. ZooKeeper answered again.",
-        )
-
     @staticmethod
     def lasts(asked: WorkerReports, trouble: str = "") -> IncidentView:
         cause = outage_cause(trouble, {"a:2181": ServerProbe.REFUSED})
@@ -100,12 +78,12 @@ class TestZookeeper:
         why = outage_cause("", {"a:1": ServerProbe.REFUSED}).why
         log = replace(IncidentLog(), outage_why=why, outage_s=CREATED + 58)
         back = event(60, ZookeeperBackDetails(12.34, 640), 1, 700)
-        (one,) = incident_views(log.with_event(back), status(), 0.0)
+        (one,) = incident_views(log.with_event(back), status_of({}), 0.0)
         assert one.why == (
             "No server ran at a:1: the machine refused connections, so the process had ended."
         )
         later = replace(back, time=CREATED + 900)
-        (one,) = incident_views(log.with_event(later), status(), 0.0)
+        (one,) = incident_views(log.with_event(later), status_of({}), 0.0)
         assert one.why.startswith("The ZooKeeper server was stopped")
 
     def test_the_cause_that_was_seen_first_counts(self) -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launcher_texts import ZERO_S, given, process
 from made import changed, make_job
 from test_checkpoints import Start
-from test_host_agent import NOW, ended, generation, own, process, snapshot, trainer
 
 from edl.checkpoint import format as files
-from edl.host.decide import decide_agent
 from edl.host.job_end import result
 from edl.host.process import AgentEnd, agent_exit_code, end_of_job, run_exit_code
 from edl.host.supervision import noted
@@ -27,7 +26,7 @@ from edl.job.run import (
     save_limit_s,
     why_tight,
 )
-from edl.records import Job, JobState, TrainingStatus
+from edl.records import Job, JobState
 from edl.worker.shared_state import SharedState
 
 CAUSE = "edl preempt --within 30s"
@@ -91,30 +90,12 @@ def test_a_signal_preempts_only_where_it_is_asked_for(
     assert bound_of_signal(job, number) == bound_s
 
 
-def test_at_the_end_of_the_bound_all_workers_are_killed() -> None:
-    """However long their step, or the save, takes; and without a leader, too."""
-    facts = snapshot(2, generation(0, 1), job=PREEMPTED)
-    mine = noted(own(trainer(0), trainer(1)), facts, NOW)
-    assert decide_agent(facts, mine, NOW + 29.9).endings == ()
-    assert ended(decide_agent(facts, mine, NOW + 30)) == [("t-0", True), ("t-1", True)]
-    over = replace(facts, job=replace(PREEMPTED, state=JobState.STOPPED))
-    mine = noted(mine, over, NOW + 20)
-    assert decide_agent(over, mine, NOW + 29.9).endings == ()
-    assert ended(decide_agent(over, mine, NOW + 30)) == [("t-0", True), ("t-1", True)]
-
-
-def test_workers_that_have_not_joined_are_ended_at_once() -> None:
-    facts = snapshot(2, generation(0), job=PREEMPTED)
-    assert ended(decide_agent(facts, own(trainer(0), process(1)), NOW)) == [("t-1", False)]
-
-
-@pytest.mark.parametrize(("step", "code"), [(100, HALTED_EXIT), (130, UNSAVED_EXIT)])
-def test_if_no_worker_could_say_it_the_agent_says_what_is_saved(step: int, code: int) -> None:
-    facts = snapshot(2, generation(0), job=PREEMPTED, status=TrainingStatus(step=step))
-    outcome = decide_agent(facts, own(trainer(0, exit_code=-9, exited=NOW)), NOW).outcome
-    assert outcome is not None
-    assert (outcome.state, outcome.exit_code) == (JobState.STOPPED, code)
-    assert outcome.reason == halted(CAUSE, step, 100, "/runs/17").reason
+def test_an_agent_counts_the_bound_from_when_it_first_reads_of_it() -> None:
+    """Also when the job is over; what follows stands in `scenarios/agent/2-stopping.txt`."""
+    now, mine = given("", job=PREEMPTED)
+    mine = noted(mine, now, ZERO_S)
+    over = replace(now, job=replace(PREEMPTED, state=JobState.STOPPED))
+    assert noted(mine, over, ZERO_S + 20).preempted_since == ZERO_S
 
 
 @pytest.mark.parametrize(
@@ -125,15 +106,15 @@ def test_each_agent_ends_with_a_code_of_its_own(
     code: int, end: AgentEnd, is_submitter: bool
 ) -> None:
     job = replace(PREEMPTED, state=JobState.STOPPED, exit_code=code)
-    assert result(job, own(is_submitter=is_submitter)) == code
+    assert result(job, given("submitter" if is_submitter else "")[1]) == code
     assert end_of_job(job) is end
     assert (agent_exit_code(end, code), run_exit_code(end, code)) == (code, code)
     under_horovodrun = replace(job, driver="127.0.0.1:1")
-    assert result(under_horovodrun, own()) == 0, "its driver would bar the host"
+    assert result(under_horovodrun, given("")[1]) == 0, "its driver would bar the host"
 
 
 def test_a_worker_of_a_preempted_job_has_not_failed() -> None:
-    gone = trainer(0, exit_code=HALTED_EXIT, exited=NOW, stopped=True)
+    gone = process(f"w0(exit={HALTED_EXIT} stopped)")
     assert not gone.failed
     assert replace(gone, stopped=False).failed, "a script's own code"
 
