@@ -155,18 +155,13 @@ async def wait_for_end(
 MAX_WAIT_S = 60.0  # of one request; a proxy between may have a time-out, too
 MAX_EVENTS = 1000  # in one answer
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-
 of_jobs = APIRouter(prefix="/v1", tags=["jobs"])
 
 
 Job = Annotated[str, Path(description="Name of a job.", pattern=NAME)]
-
 MAX_LISTED = 10_000  # jobs, as many as a cluster may have
-
 Limit = Annotated[int, Query(description="No more than so many.", ge=1, le=MAX_LISTED)]
-
 EventLimit = Annotated[int, Query(description="No more than so many.", ge=1, le=MAX_EVENTS)]
-
 After = Annotated[int, Query(description="Only events with a greater number.", ge=-1, le=2**53)]
 
 
@@ -429,7 +424,6 @@ def check_registered(name: str) -> None:
 
 FRESH_S = 1.0  # how old an answer may be
 FILLING_S = 2.0  # how long a request waits for another one to add what is new
-
 of_history = APIRouter(prefix="/v1/history", tags=["history"])
 JobName = Annotated[str | None, Query(description="Only what is about the job of this name.")]
 RowLimit = Annotated[int, Query(description="No more than so many.", ge=1, le=MAX_ROWS)]

@@ -241,9 +241,7 @@ def absent(module: str, lazy: Mapping[str, str] = MappingProxyType({})) -> Calla
 
 # The sets by which results in float32 and float64 differ, the newest first, by their flag.
 _SETS = (("avx512f", "AVX512"), ("avx2", "AVX2"), ("avx", "AVX"), ("sse4_1", "SSE41"))
-
 _ONEDNN = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-
 _CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -367,7 +365,6 @@ def number_of(value: Any, call: str) -> float:
 
 
 NOTHING = -1  # the step before all steps
-
 _written: weakref.WeakKeyDictionary[Worker, dict[str, int]] = weakref.WeakKeyDictionary()
 
 

@@ -47,9 +47,7 @@ from edl.worker.progress import Receive
 from edl.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
-
 WARM_UP_S = 5.0  # a first commit or check that comes later most likely follows an update
-
 _running = False  # the function that elastic.run has wrapped is being called
 
 # What Horovod says of a broken ring; None: it is another error.

@@ -37,7 +37,6 @@ from edl.worker.worker import Worker
 
 
 DIGITS = 51  # bits of float64's 53 that hold a sum; the constant's sign and leading bit need two
-
 CHUNK = 1 << 16  # elements that are rounded at once, so that they stay in the processor's cache
 
 

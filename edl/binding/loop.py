@@ -57,9 +57,7 @@ logger = logging.getLogger(__name__)
 
 
 COUNT = 3
-
 READS = 4  # of the same sample, if workers differ; a flip by chance is the same in one of 8
-
 SCALE = 1.37  # so that rounding, which hosts may do differently, does not differ twice
 
 
@@ -237,17 +235,11 @@ class FirstBatch:
 
 
 KEPT = 0  # the rank, in a job that begins, whose numbers in a step are those of the script
-
 BETWEEN = "between steps"  # what a seed is for
-
 EPOCH = "epoch"
-
 LOOP_END = "after a loop"
-
 Seeder = Callable[[int | None], object]
-
 _alike: list[Seeder] = []  # of what was seeded alike
-
 _global: Any = np.random  # its functions for the global generator are not in its stubs
 
 

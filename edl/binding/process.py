@@ -209,25 +209,15 @@ def _exporter(names: tuple[str, ...]) -> Any:
 
 
 BREAK_S = 2.0  # for the others to close the ring, too
-
 CLOSE_S = 10.0  # for ring and coordination to be left, besides a checkpoint that is being written
-
 _BY_SIGNAL = "_edl_by_signal"  # an attribute of a SystemExit that a handler of a signal has raised
-
 _plain_exit = sys.exit
-
 _code = 0
-
 _by_signal = False
-
 _armed = False
-
 _closing = False
-
 _stopped = False
-
 _is_late = False  # _code was set when Python had its exit code already
-
 _first: list[Callable[[], None]] = []  # what the exit handler calls before it closes the worker
 
 
@@ -559,7 +549,6 @@ def _roots() -> set[str]:
 
 # What asks a worker to leave; Slurm's --signal, submitit and Lightning send SIGUSR1 or SIGUSR2.
 NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-
 _held = threading.local()  # the signal masks from before the forks that this thread is making
 
 
@@ -642,9 +631,7 @@ def _is_internet(descriptor: int) -> bool:
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3), malloc.h
 # The user's own settings of what glibc gives back.
 _OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
-
 KEPT_BLOCK = 256 << 20  # bytes: larger blocks are given back as soon as they are freed
-
 KEPT_AT_THE_END = 512 << 20  # bytes: free memory at the end of the heap beyond it is given back
 
 
@@ -674,7 +661,6 @@ _REFUSAL = re.compile(
 )
 
 _NO_ADASUM = "No Adasum operation enabled"
-
 _NCCL = re.compile(r"ncclCommInitRank failed: invalid (usage|argument)")
 
 
@@ -734,7 +720,6 @@ def hidden_in(error: BaseException) -> EdlError | None:
 
 
 Handler = Callable[[int, FrameType | None], object]
-
 _own: dict[signal.Signals, Handler | None] = {}  # the script's
 
 
@@ -799,16 +784,12 @@ def raise_in(thread: int, error: EdlError) -> bool:
 
 
 REGISTERS_WITHIN_S = 1.0  # whatever its launcher has asked for
-
 _worker: Worker | None = None
-
 _over: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 _replica: FrameworkReplica | None = None
-
 _tracked_early: dict[str, Any] = {}
-
 _elastic_state: str | None = None  # the class of the state that follows the job in its place
 
 
@@ -1206,7 +1187,6 @@ def guard_output() -> None:
 
 
 _log: OwnLog | None = None
-
 _hook: Any = None
 
 speak_in_sentences()

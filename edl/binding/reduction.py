@@ -59,7 +59,6 @@ Looked = Sequence[tuple[Any, int]]  # parts of gradients, flat, and how often ea
 # Of a large gradient one part is read and counted so often, another each time: the norms of all of
 # it would take as long as several steps.
 PARTS = 8
-
 LARGE = 4096  # numbers
 
 
@@ -245,7 +244,6 @@ def _told(kind: Mapping[str, str]) -> str:
 
 
 Averages = TypeVar("Averages")
-
 NOTHING = Weights(Averaging.NONE)
 
 

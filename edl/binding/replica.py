@@ -35,7 +35,6 @@ from edl.worker.progress import Receive
 
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-
 PLAIN_BYTES = 8  # what a number or a text counts for, whatever it is
 
 
@@ -135,9 +134,7 @@ def of_value(value: Any, start: int = 0, stop: int | None = None) -> int | None:
 
 
 FIRST_PIECE_BYTES = 2**15  # a progress header, or the description of a small state
-
 LENGTH_BYTES = 8
-
 Broadcast = Callable[[bytearray, str], bytearray]  # (data, name) -> the root's data
 
 
@@ -165,9 +162,7 @@ def broadcast_message(payload: bytes, sending: bool, name: str, broadcast: Broad
 
 
 LARGE_BYTES = 2**18  # an array of this size is worth a collective of its own
-
 _dumps = partial(pickle.dumps, protocol=5)  # before 5, NumPy's arrays lose their byte order
-
 ArrayT = TypeVar("ArrayT")
 
 
@@ -334,11 +329,8 @@ def few(texts: list[str]) -> str:
 
 
 LARGEST_BYTES = 2**20  # of a state that is copied in each step
-
 MOST_VALUES = 1000  # numbers and arrays in it: a history of losses costs more than a step
-
 KEPT = 2  # at the end of an epoch, a script comes to two such places without an update between
-
 Place = tuple[int, int]  # step, epoch
 
 

@@ -63,7 +63,6 @@ from edl.errors import CheckpointError, some
 from edl.job.state_share import RankArray
 
 logger = logging.getLogger(__name__)
-
 FORMAT = 3
 READ = (2, 3)  # the formats that this edl reads
 L = TypeVar("L", bound=Location)

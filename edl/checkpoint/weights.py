@@ -18,7 +18,6 @@ from edl.checkpoint.tensors import check_is_whole
 from edl.errors import CheckpointError, UsageError, some
 
 logger = logging.getLogger(__name__)
-
 _TOOLS = {"torch": "pt", "tensorflow": "tf"}  # what other tools read in "format"
 _OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".npz", ".npy", ".onnx", ".pkl", ".pb")
 

@@ -43,7 +43,6 @@ MAX_WORKERS = 100_000  # of one job; a plan may go through all sizes
 MAX_PRIORITY = 1_000_000  # and as much below 0
 MAX_ITEMS = 1000  # of a list
 VARIABLE_RULE = "letters, digits and underscores, not beginning with a digit"
-
 _Name = Annotated[str, Meta(pattern=names.PATTERN, extra={"must": f"be {names.RULE}"})]
 
 _Variable = Annotated[
@@ -55,13 +54,9 @@ _Variable = Annotated[
 ]
 
 _Text = Annotated[str, Meta(min_length=1)]
-
 _Workers = Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
-
 _Samples = Annotated[int, Meta(ge=1, le=10**12)]
-
 _Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
-
 _Speed = Annotated[float, Meta(gt=0.0, le=1e15)]
 
 _Size = Annotated[
@@ -459,9 +454,7 @@ def _texts(
 
 KEY_CHARS = 128  # of a key; longer than names are
 DEPTH = 8  # levels of lists and mappings within each other; a manifest has three
-
 Scalar = str | int | float | bool | None
-
 _INT = re.compile(r"[-+]?[0-9]{1,18}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: dict[str, Scalar] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
@@ -674,9 +667,7 @@ def _without_links(text: str) -> str:
 MAX_BYTES = 65536  # of a manifest; ZooKeeper holds at most 1 MB in a node, and all in memory
 _JSON_PER_YAML = 4  # the most bytes of JSON that a byte of a manifest's file becomes, about
 SHORTEST = "name, command, min and max"
-
 _Key = tuple[str | int, ...]
-
 _SHELL = re.compile(r"[|&;<>$`*?]")  # a command with these was meant for a shell
 
 

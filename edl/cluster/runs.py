@@ -42,7 +42,6 @@ from edl.zookeeper.reads import OnChange, Read, acl, children, exists, get
 from edl.zookeeper.session import Session
 
 logger = logging.getLogger(__name__)
-
 NOTHING_MEASURED = MeasuredThroughput()
 CLOSED: list[Any] = [()]  # in place of answers; the last one, a job's agents, is empty
 
@@ -357,7 +356,6 @@ SPARE = 2  # sessions beyond those that all jobs need, before the jobs of one mo
 RETRY_S = 30.0  # after another session could not be opened, before the next try; then the double,
 MAX_RETRY_S = 600.0  # and so on up to this: a try may take as long as a connection may
 MOVE_S = 10.0  # without a connection, before the jobs of a session move to another one
-
 Say = Callable[[str], None]
 
 

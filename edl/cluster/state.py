@@ -22,7 +22,6 @@ Placement = tuple[tuple[str, int], ...]
 """Node and number of slots there, in the order of the job's ranks; no number is 0."""
 
 Placements = Mapping[str, Placement]  # the placement of each job that has slots, by name
-
 PolicyState = Mapping[str, Any]
 
 """The state that a policy keeps between decisions, as JSON: another process may ask next time."""

@@ -524,7 +524,6 @@ class ClusterSettings(ClusterPart):
 
 PASSES = 20  # over nodes that others change meanwhile
 FEW_PASSES, PASSES_S = 5, 0.5  # after so many, and so long, others write without a pause
-
 WakeOf = Callable[[str], Callable[[], None]]  # the `wake` of the reads of a job
 
 

@@ -126,7 +126,6 @@ def _right(now_s: float, times: Mapping[str, float]) -> Mapping[str, float]:
 
 
 FIRST_STEP = 1.25  # of the time for the first workers: until their ring has trained a step
-
 Devices = Mapping[str, tuple[int, ...]]  # host -> the numbers of devices there, sorted
 
 

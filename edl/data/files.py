@@ -29,7 +29,6 @@ from edl import config
 from edl.errors import ConfigError, DataError, UsageError
 
 logger = logging.getLogger(__name__)
-
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 OPEN_FILES = 128  # kept open by one source in one process
 SIGNATURES = {  # (offset, bytes) by which a compressed file is known

@@ -531,7 +531,6 @@ class BorrowedSlots:
 
 
 Notify = Callable[[str], None]
-
 NOT_TOLD = "ZooKeeper is away, so the job cannot be told; again kills its workers"
 
 WAITS = (

@@ -11,7 +11,6 @@ from typing import Any
 
 # SIGUSR1 and SIGUSR2 are notices of preemption: of Slurm's --signal, of submitit, of Lightning.
 TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
 Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
 
 

@@ -344,7 +344,6 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
 
 _PR_SET_PDEATHSIG = 1
-
 _libc = ctypes.CDLL(None)
 
 

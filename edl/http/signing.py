@@ -27,7 +27,6 @@ from edl.errors import UsageError
 from edl.secret_file import derived
 
 logger = logging.getLogger(__name__)
-
 SCHEME = "EDL"
 _NONCE = re.compile(r"([0-9a-f]{1,16}-[0-9a-f]{32})-([0-9a-f]{64})")
 _AUTHORIZATION = re.compile(rf"{SCHEME} ([0-9a-f-]+):([0-9a-f]{{64}})")

@@ -175,7 +175,6 @@ def _settled(
 
 
 DeviceSets = Mapping[str, tuple[int, ...]]  # the numbers of the devices, by host
-
 NO_DEVICES: DeviceSets = {}
 
 

@@ -144,7 +144,6 @@ class StepEvent(Enum):
 _ANY = {StepEvent.REFUSE: StepState.REFUSED, StepEvent.FAIL: StepState.ENDED}
 # The script may leave its loop before the update; then the next batch is handed out.
 _LEFT = {StepEvent.HAND_OUT: StepState.HANDED_OUT}
-
 _DECIDED = {StepEvent.APPLY: StepState.APPLIED, StepEvent.END: StepState.IDLE}
 # With several optimizers, another one may learn that other workers completed the step.
 _OPENED = {
@@ -187,7 +186,6 @@ TRANSITIONS: Mapping[StepState, Mapping[StepEvent, StepState]] = {
 }
 
 DECIDED = frozenset({StepState.REDUCED, StepState.SUPERSEDED, StepState.DROPPED})
-
 REOPENED = frozenset(state for state in StepState if StepEvent.REOPEN in TRANSITIONS[state])
 
 SUPERSEDED_FROM = frozenset(
@@ -195,9 +193,7 @@ SUPERSEDED_FROM = frozenset(
 )
 
 EXCHANGING = frozenset({StepState.HANDED_OUT, StepState.SENDING})  # forward and backward passes run
-
 CHANGES_NOTHING = frozenset({StepState.SUPERSEDED, StepState.DROPPED})
-
 DONE = DECIDED | {StepState.APPLIED, StepState.ENDED}  # there is nothing more to reduce
 
 
@@ -494,13 +490,9 @@ class PlaceResult(NamedTuple):
 
 
 Instruction = StartRecord | WaitRecords | ListDepartures | Raise | Repair | Allreduce | PlaceResult
-
 GRADIENT_ACCUMULATION, RECORDS_REQUEST = GradientAccumulation(), RecordsRequest()
-
 BATCH_END, RECORD_DONE = BatchEnd(), RecordDone()
-
 ALLREDUCE_DONE, RESULT_PLACED = AllreduceDone(), ResultPlaced()
-
 START_RECORD, WAIT_RECORDS, LIST_DEPARTURES = StartRecord(), WaitRecords(), ListDepartures()
 
 

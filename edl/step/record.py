@@ -107,7 +107,6 @@ class RecentSteps:
 
 
 Table = npt.NDArray[np.int64]
-
 Column = npt.NDArray[np.int64]
 
 
@@ -231,15 +230,12 @@ class StepRecord(SwitchTimes):
 
 
 FIELDS = (*(f.name for f in fields(StepRecord) if f.name not in PARTS), *PARTS)
-
 PAYLOAD_BYTES = 64  # of a message in a row: a mean of six numbers needs no collective of its own
-
 WIDTH = len(FIELDS) + PAYLOAD_BYTES // 8
 
 # Only workers with the same rows can share a ring: a newcomer of another edl is told so before it
 # breaks the ring.
 PROTOCOL = zlib.crc32(" ".join(FIELDS).encode())
-
 IDLE = StepRecord(0, 0, 0, 0, 0, 0, 0, 0, 0)  # the row that workers send in a barrier
 
 
@@ -453,9 +449,7 @@ def agreed_generation(records: StepRecords) -> tuple[int | None, str]:
 
 
 OF_STEPS = 50  # newest steps that are looked at
-
 EVERY = 10  # steps between two looks
-
 MIN_FACTOR = 2.0  # the others wait for a worker that takes this many times as long as they do,
 MIN_DIFFERENCE_S = 0.01  # and this much longer; a smaller difference is the noise of a busy host
 
@@ -518,7 +512,6 @@ def slow(workers: Sequence[int], compute_us: npt.NDArray[np.int64]) -> SlowestWo
 
 
 SWITCH, CHECKPOINT = "edl.switch", "edl.checkpoint"
-
 _WAIT = "edl.switch.wait"
 
 

@@ -54,15 +54,10 @@ def derived_seed(*parts: int | str) -> int:
 
 
 Indices = npt.NDArray[np.int64]
-
 SORTED = 2**16  # up to so many records, an order is computed as a whole, in some milliseconds
-
 BLOCK = 4096  # positions of a longer order that are computed at a time
-
 ROUNDS = 8  # rounds of the Feistel network
-
 _WORD = np.uint64(64)
-
 _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
@@ -164,7 +159,6 @@ def _mixed(words: npt.NDArray[np.uint64], bits: np.uint64) -> npt.NDArray[np.uin
 
 
 NO_FINGERPRINT = "data of unknown files"
-
 SUBSET = "a Subset"  # in the fingerprint of data of which the script chooses some samples
 
 
@@ -448,9 +442,7 @@ def dealt(ledger: Ledger, batch_size: int) -> set[int]:
 
 
 SHARD = 2**36  # positions; no shard has so many samples
-
 MOST_SHARDS = 2**26  # their positions fit into int64
-
 AHEAD = 2  # shards that a worker wants to hold: one is read, and the next is known
 
 
@@ -577,11 +569,8 @@ def open_parts(
 
 
 _NEXT = 1_000_003  # the passes of a repeated pipeline are numbered far from each other
-
 MOST = 2**28  # positions of an epoch whose order is kept in memory
-
 Length = int | None  # of a pipeline, in elements; None: it never ends
-
 Places = tuple[Indices, Indices]  # positions, and the pass of each
 
 
@@ -1084,9 +1073,7 @@ class UpdateInterval(NamedTuple):
 
 
 Updates = tuple[int, ...]  # the optimizers, as bits, that have made updates in each step of a batch
-
 KEPT = 256  # first batches of an epoch from which the schedule is learned
-
 SEEN = 16  # batches before a schedule counts as known
 
 

@@ -161,9 +161,7 @@ class AuditTable:
 
 
 Digests = Mapping[str, int]  # the digest of each part of a state, by the part's name
-
 Rates = Mapping[str, float]  # learning rates, by name: "learning rate"
-
 NO_RATES: Mapping[int, Rates] = {}
 
 SCRIPT_ADVICE = (
@@ -191,9 +189,7 @@ VALUE_ADVICE = (
 # A save of a script copies its whole state: 40 to 50 ms for 25 million parameters with Adam. The
 # digest of all of it took 104 to 116 ms there, that of such a part 2.4 ms.
 PARTS_OF_SCRIPT = 50
-
 NEVER = -2  # stands for the step after which newcomers joined, if none has joined
-
 ALIGN_BYTES = 64  # a part is cut at multiples of this: whole elements of any type
 
 
@@ -478,7 +474,6 @@ def what_follows(leaving: int, back: bool) -> str:
 
 
 DATA = "sample "  # how the names of the digests of samples begin; no part of a model has a space
-
 UNSTABLE = -1  # the digest of a sample that is not the same each time
 
 ALIKE = (

@@ -86,7 +86,6 @@ def step_factor(counts: Iterable[Counts], averaged: Collection[int]) -> float:
 TOLERANCE = 1e-4  # relative difference of divisors that count as equal; they may be float32
 # In a packed batch, a dict or a tuple, len(x) is another number.
 SAMPLES = "which is {count} here (len(x) only if x is a tensor with a row for each sample)"
-
 SEE = 'see "The loss is a mean over the samples" in docs/get-started/your-script.md'
 
 

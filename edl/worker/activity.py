@@ -26,7 +26,6 @@ from edl.ring.ring import Ring
 from edl.worker.shared_state import SharedState
 
 _acting = 0  # id of the thread that trains for the one that called ThreadWatch.start(); 0: that one
-
 Function = TypeVar("Function", bound=Callable[..., object])
 
 _WAITS: dict[CodeType, str] = {

@@ -130,9 +130,7 @@ class JobStart:
 
 
 ASKED = 8  # members of a ring that are named in its claim
-
 ASK_S = 2.0  # for each to answer
-
 FLUSH_S = 5.0  # for the last news to reach ZooKeeper
 
 UNCHECKED = (

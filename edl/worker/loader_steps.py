@@ -187,7 +187,6 @@ def check_place(progress: LoaderProgress) -> None:
 
 
 EVERY = 10  # steps between two reports
-
 COLUMNS = ("compute_us", "data_us", "reduce_us")
 
 

@@ -16,7 +16,6 @@ from edl.worker.activity import call_site
 from edl.worker.progress import LoaderProgress, TrainingProgress
 
 logger = logging.getLogger(__name__)
-
 UNIT = LoaderProgress.unit  # of edl's loader; a script of Horovod's counts its saves
 
 

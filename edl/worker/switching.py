@@ -203,7 +203,6 @@ class Repairs:
 
 
 NO_STATE = -1  # reported as the step of a worker that does not hold the job's state yet
-
 PAUSE_S = 0.2  # between two rounds of records while too few workers are left
 
 

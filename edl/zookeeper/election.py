@@ -39,7 +39,6 @@ from edl.zookeeper.reads import OnChange, children, decode, delete_node, encode,
 from edl.zookeeper.session import Refused, Session, ZooKeeperClock
 
 logger = logging.getLogger(__name__)
-
 ATTEMPTS = 10  # each is lost only to another candidate that came or went at the same time
 _FENCED: tuple[type[Exception], ...] = (NoNodeError, BadVersionError)
 

@@ -53,7 +53,6 @@ from edl.zookeeper.reads import (
 )
 
 logger = logging.getLogger(__name__)
-
 CHANCE = random.Random()
 """For threads of ours: Python's shared generator is the script's, which may have seeded it.
 

@@ -22,7 +22,6 @@ from edl.zookeeper.access import CLUSTERS, Access, announce, keep, new_secret
 from edl.zookeeper.session import Session
 
 DEFAULT_NAME = "main"  # of the cluster that `edl cluster start` creates
-
 OpenStore = Callable[[], AbstractContextManager[ClusterStore]]
 """Returns a context manager that provides the records of a cluster in an open session."""
 

@@ -37,7 +37,6 @@ from edl.errors import DataError, EdlError
 from edl.zookeeper.access import CLUSTERS
 
 logger = logging.getLogger(__name__)
-
 FORMAT = 1  # of the file; one of another format is made again
 LOCKED_S = 20.0  # for another process to write what it has read
 RETRY_S = 0.01  # between two tries to get the file alone
@@ -45,7 +44,6 @@ RETRY_S = 0.01  # between two tries to get the file alone
 FILLS = 2
 KEPT_S = 365 * 86400.0  # what ended so long before the newest event is removed
 MAX_ROWS = 1000  # of one answer
-
 ReadEvents = Callable[[int], Sequence[tuple[int, ClusterEvent]]]
 """Returns the events of a cluster with a number above the given one, the oldest first."""
 

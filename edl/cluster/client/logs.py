@@ -29,9 +29,7 @@ from edl.zookeeper.access import Access
 
 ANSWER_S = 10.0  # for `edl host` to answer, beyond the time that it waits for something to be there
 WAIT_S = 10.0  # that it waits so, each time
-
 LogPlace = tuple[int, int]  # the number of a file of a log, and an offset in it
-
 BEGINNING: LogPlace = (0, 0)
 _FILES = 2  # of a log
 MISSED = b"\nedl: what was written here is gone: nobody read it in time\n"

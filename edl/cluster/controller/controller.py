@@ -211,7 +211,6 @@ class RunWriter:
 
 TRANSACTION_BYTES = 400_000  # ZooKeeper takes 1 MB, and each write costs more than its values
 TRANSACTION_WRITES = 250  # a busy server must answer within a session's time-out
-
 Events = Sequence[PlannedEvent]
 
 
@@ -447,7 +446,6 @@ AGAIN_S = 0.5  # between two tries while ZooKeeper is away
 ORDERS_S = 1.0  # of one turn, to carry out orders: something else may be urgent meanwhile
 BUSY_S = 10.0  # between two removals of ended jobs while each turn has something else to do
 HOUSEKEEPING_S = 60.0  # between two removals of what is old, and of garbage
-
 Say = Callable[[str], None]
 
 

@@ -53,7 +53,6 @@ from edl.zookeeper.nodes import content
 from edl.zookeeper.reads import children, decode, exists, get
 
 logger = logging.getLogger(__name__)
-
 AT_ONCE = 20  # requests of one tenant in one turn: the others, and the plan, come next
 ATTEMPTS, AGAIN_S = 3, 1.0  # of a request that fails though ZooKeeper answers; the time between
 EVERY_S = 1.0  # the shortest time between two writes of what a tenant is told

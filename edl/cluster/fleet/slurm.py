@@ -26,7 +26,6 @@ from edl.cluster.records import HostLease, LeaseState, Shape
 from edl.errors import UsageError
 
 logger = logging.getLogger(__name__)
-
 PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
 UPDATE_REST_S = 60.0  # after sinfo has failed, or scontrol, before they are used for an update
 CALL_S = 20.0  # for a command of Slurm, which itself tries for some seconds

@@ -35,7 +35,6 @@ from edl.spec import variable
 from edl.text import printable
 
 logger = logging.getLogger(__name__)
-
 _STARTS = "edl host: an agent starts"
 _TAIL_BYTES = 1 << 16  # of a log that are searched for the line with the end
 _LOG_BYTES = 10 << 20  # of an agent's log, after which a new one begins

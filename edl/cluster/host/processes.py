@@ -173,7 +173,6 @@ def _process(pid: int, environment: bytes, mark: str) -> RunProcess | None:
 
 
 Run = tuple[str, str]  # the name of a job and the token of one of its runs
-
 BOOTED = Path("/run/systemd/system")  # it exists where systemd runs the machine
 ASK_S = 10.0  # for systemd to answer
 _PASSED = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")  # of the environment of `edl host`

@@ -151,7 +151,6 @@ def read_waits(state: Mapping[str, Sequence[float | None]]) -> dict[str, JobWait
 
 
 Vector = npt.NDArray[np.float64]
-
 Means = Mapping[str, Sequence[float]]
 
 """By what was measured: the mean of the logarithms of its times, and of how many."""

@@ -34,7 +34,6 @@ from edl.host.horovodrun.last_answer import find_horovodrun, is_horovodrun
 from edl.http.client import fetch, http_put
 
 logger = logging.getLogger(__name__)
-
 REQUEST_S = 2.0
 ASKED = "/edl/asked"
 IDENTITY = "/edl/job"

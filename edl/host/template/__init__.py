@@ -30,7 +30,6 @@ from edl.host.command import is_own_interpreter
 from edl.host.process import Main, PythonCommand, parse_command
 
 logger = logging.getLogger(__name__)
-
 END_S = 5.0  # for a template that was killed to be gone
 FORK_S = 5.0  # for the template to fork a worker; it takes some 20 ms
 _MAIN = Path(__file__).with_name("main.py")
