@@ -306,7 +306,7 @@ def test_a_rule_that_fails_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> N
     def fails(*_: object) -> None:
         raise ZeroDivisionError("of nothing")
 
-    monkeypatch.setattr("edl.policy.goodput.Throughput.__call__", fails)
+    monkeypatch.setattr("edl.policy.hill_climbing.Throughput.__call__", fails)
     outcome = Leader().trains(snapshot(2), 11)
     assert outcome.failed == "its rule has failed: ZeroDivisionError('of nothing')"
     assert outcome.decision is None
