@@ -371,7 +371,6 @@ def _listens(process: psutil.Process, port: int) -> bool:
 
 
 def server_answer(address: str, port: int) -> str:
-    """Return what a ZooKeeper server says about itself; "" if it does not answer."""
     try:
         # To 0.0.0.0, too: Linux then connects to 127.0.0.1.
         with socket.create_connection((address, port), timeout=ASK_S) as connection:
