@@ -74,21 +74,14 @@ def _named(path: str) -> list[str]:
     return found
 
 
-def compression_of(head: bytes) -> str | None:
-    for name, (offset, signature) in SIGNATURES.items():
-        if head[offset : offset + len(signature)] == signature:
-            return name
-    return None
-
-
 def refuse_compressed(path: str, or_zlib: bool = False) -> None:
     """Raise a DataError if a file is compressed: a user's mistake, and no damage to skip."""
     with open(path, "rb") as file:
         head = file.read(16)
-    compression = compression_of(head)
+    found = [name for name, (at, sign) in SIGNATURES.items() if head.startswith(sign, at)]
     if or_zlib and head[:1] == b"\x78" and int.from_bytes(head[:2], "big") % 31 == 0:
-        compression = "zlib"
-    if compression:
+        found = ["zlib"]
+    for compression in found:
         raise DataError(
             f"{path} is compressed ({compression}); records are read by offset, which needs an "
             "uncompressed file: unpack it"

@@ -157,10 +157,9 @@ def call_function(script: str) -> None:
     from edl.binding import process  # imports NumPy: 0.1 s, and the program does not need it
 
     def failure_of(error: BaseException) -> Failure:
-        """Return how the function has failed with `error`, without the lines of this module."""
         begun = process.is_initialized()
         worker = f"w{process.current_worker().id}" if begun else "a worker"
-        trace = error.__traceback__ and error.__traceback__.tb_next
+        trace = error.__traceback__ and error.__traceback__.tb_next  # without this line
         text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
         return Failure(worker, begun and process.current_worker().finished, text)
 

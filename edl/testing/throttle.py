@@ -14,10 +14,11 @@ Each step sleeps until the test calls :meth:`edl.testing.job.Job.hurry`: the scr
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edl import config, failpoints
@@ -56,13 +57,7 @@ class Throttle:
 
     def put(self, file: Path) -> None:
         """Write this throttle to ``file``, which ``EDL_TEST_THROTTLE`` names to a job."""
-        values = self.step_s, self.steps, self.later_s, self.each_s, self.warm_up_s
-        file.write_text(" ".join(map(str, values)))
-
-    @classmethod
-    def read(cls, text: str) -> Throttle:
-        step_s, steps, *others = text.split()
-        return cls(float(step_s), int(steps), *map(float, others))
+        file.write_text(json.dumps(asdict(self)))
 
 
 def throttle_step() -> None:
@@ -76,7 +71,7 @@ def throttle_step() -> None:
         return
     file = Path(name)
     try:
-        throttle = Throttle.read(file.read_text())
+        throttle = Throttle(**json.loads(file.read_text()))
     except FileNotFoundError:
         return
     warm_up = process.is_warming_up()

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from edl import config
-from edl.zookeeper.local_server import ask, server_command
+from edl.zookeeper.local_server import server_answer, server_command
 
 START_S = 60.0
 # Without forceSync a killed server loses nothing; only the end of the whole machine would.
@@ -146,7 +146,7 @@ class Server:
         return "Mode: leader" in self._ask()
 
     def _ask(self) -> str:
-        return self._inside(lambda: ask(self._address, self._port))
+        return self._inside(lambda: server_answer(self._address, self._port))
 
 
 @contextmanager

@@ -54,8 +54,6 @@ def _forget_own() -> None:
 
 
 class _HorovodLoader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """An importer of the modules that take the place of Horovod's."""
-
     def __init__(self) -> None:
         self._is_importing = False  # edl's module, which gets Horovod's own by the other finders
 

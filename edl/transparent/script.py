@@ -58,7 +58,6 @@ OF_EDL = ("cross_rank", "cross_size", "is_initialized", "local_size", "shutdown"
 
 
 def names_of(horovod: Any, *others: str) -> dict[str, Any]:
-    """Return what the module in place of `horovod` has of it, and of edl, as it is, by name."""
     of_horovod = {name: getattr(horovod, name) for name in (*OF_HOROVOD, *others)}
     return {**of_horovod, **{name: getattr(process, name) for name in OF_EDL}, "size": ranks}
 

@@ -223,12 +223,8 @@ def _batch(batch_size: Any, drop_remainder: Any = False, *_: Any, **__: Any) -> 
     return Batch(_number(batch_size), bool(drop_remainder))
 
 
-def _take(count: Any, name: Any = None) -> Stage | None:
-    return Take(_number(count)) if _number(count) >= 0 else None
-
-
-def _skip(count: Any, name: Any = None) -> Stage | None:
-    return Skip(_number(count)) if _number(count) >= 0 else None
+def _counted(kind: type[Take | Skip], count: Any, name: Any = None) -> Stage | None:
+    return kind(_number(count)) if _number(count) >= 0 else None
 
 
 def _shard(num_shards: Any, index: Any, name: Any = None) -> Stage | None:
@@ -240,8 +236,8 @@ _STAGES: dict[str, Callable[..., Stage | None]] = {
     "shuffle": _shuffle,
     "repeat": _repeat,
     "batch": _batch,
-    "take": _take,
-    "skip": _skip,
+    "take": functools.partial(_counted, Take),
+    "skip": functools.partial(_counted, Skip),
     "shard": _shard,
 }
 

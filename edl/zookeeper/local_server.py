@@ -186,7 +186,7 @@ def local_status(state_dir: Path | None = None) -> LocalServer | None:
     process, (address, port) = files.process(), files.endpoint()
     if process is None or not port:
         return None
-    version = _version(ask(address, port))
+    version = _version(server_answer(address, port))
     return LocalServer(files.hosts(), address, port, process.pid, version, files.data, files.log)
 
 
@@ -317,7 +317,7 @@ class _ServerFiles:
                     return False
                 raise CoordinationError(f"the local ZooKeeper died at its start; see {self.log}")
             # Another ZooKeeper that took the port would answer too.
-            if _version(ask(address, port)) and _listens(process, port):
+            if _version(server_answer(address, port)) and _listens(process, port):
                 return True
             time.sleep(POLL_S)
         if process is not None:
@@ -370,8 +370,7 @@ def _listens(process: psutil.Process, port: int) -> bool:
         return False
 
 
-def ask(address: str, port: int) -> str:
-    """Return what a ZooKeeper server says about itself; "" if it does not answer."""
+def server_answer(address: str, port: int) -> str:
     try:
         # To 0.0.0.0, too: Linux then connects to 127.0.0.1.
         with socket.create_connection((address, port), timeout=ASK_S) as connection:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edl.checkpoint.format import Manifest
 from edl.job.script import (
     ALIKE_IN_FITS,
     DoneFit,
@@ -65,7 +66,9 @@ def test_a_checkpoint_knows_the_fits_before_its_own() -> None:
 
 def test_why_a_fit_was_stopped_is_in_its_checkpoint_and_reaches_all_that_get_the_state() -> None:
     root, other = progress(0), progress(1)
-    root.resume(4, progress(0).ledger.snapshot(), 8, fit_stopped="w0 wants to stop")
+    ledger, why = progress(0).ledger.snapshot(), "w0 wants to stop"
+    before = Manifest("j", "r1", 4, 0, "tensorflow", {}, ledger, samples=8, fit_stopped=why)
+    root.resume(before)
     assert root.place.fit_stopped == "w0 wants to stop"
     other.take_over(json.loads(json.dumps(root.header())), Receive.ALL)
     assert other.place.fit_stopped == "w0 wants to stop"
