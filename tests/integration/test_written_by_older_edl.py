@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 import sqlite3
 import sys
@@ -164,11 +165,13 @@ def test_the_history_of_a_cluster(tmp_path: Path) -> None:
     assert len(history.audit()) == 15
 
 
-def test_a_checkpoint(tmp_path: Path) -> None:
+def test_a_checkpoint(tmp_path: Path, zk_hosts: str) -> None:
     shutil.copytree(WRITTEN / "checkpoint", tmp_path / "checkpoint")
     (tmp_path / "train.py").write_text(RESUMES)
     command = ("run", "-np", "1", "--resume", sys.executable, "train.py")
-    done = forked.by_exec([sys.executable, "-m", "edl.cli.main", *command], 120, cwd=tmp_path)
+    own = {"EDL_ZOOKEEPER": zk_hosts, "XDG_STATE_HOME": str(tmp_path / "state")}
+    words = [sys.executable, "-m", "edl.cli.main", *command]
+    done = forked.by_exec(words, 120, cwd=tmp_path, env=os.environ | own)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "begins 2 [0.0797, 0.4647]" in done.stdout, "as the older edl has printed at its end"
     assert "begins 1" not in done.stdout
