@@ -197,9 +197,7 @@ def stalls(resize: ModuleType, gap_s: float) -> list[dict[str, object]]:
     return [{"scale-out 2 → 3": resize.Stall(gap_s, 0.1, {}, (), {})}]
 
 
-def test_a_rendezvous_is_told_by_its_median_run_and_for_each_member(
-    rendezvous: ModuleType,
-) -> None:
+def test_a_rendezvous_is_told_by_its_median_run_and_for_each_member(rendezvous: ModuleType) -> None:
     cost = rendezvous.Cost
     runs = [
         cost(9.0, 0.5, 0.09, 99 << 20, 1400, 30_000_000),

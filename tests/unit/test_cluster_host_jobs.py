@@ -127,13 +127,9 @@ class TestEnds:
         again = decide({"j": ENDS}, *living, now_s=111.0, ending_s=first.ending_s, terminated=told)
         assert signals(again) == [], "a second SIGTERM would kill the workers"
         last = decide({"j": ENDS}, *living, now_s=112.0, ending_s=first.ending_s, terminated=told)
-        assert signals(last) == [
-            (100, True),
-            (101, True),
-            (110, True),
-            (120, True),
-            (104, True),
-        ], "the agent first, which would start others"
+        assert signals(last) == [(100, True), (101, True), (110, True), (120, True), (104, True)], (
+            "the agent first, which would start others"
+        )
 
     def test_workers_without_an_agent_are_told_themselves(self) -> None:
         found = decide({"j": ENDS}, HELPER, WORKER, OTHER, now_s=102.0, ending_s={("j", "r1"): 100})
