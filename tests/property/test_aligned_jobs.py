@@ -52,12 +52,7 @@ def test_joins_and_leaves_change_no_global_batch(
     deaths=some(faults("kill", "cut", "fail", "freeze"), 1, 3),
 )
 def test_a_death_splits_a_step_and_mixes_none(
-    seed: int,
-    np: int,
-    batch_size: int,
-    prefetch: int,
-    changes: Any,
-    deaths: tuple[Fault, ...],
+    seed: int, np: int, batch_size: int, prefetch: int, changes: Any, deaths: tuple[Fault, ...]
 ) -> None:
     script = Counting(24, 2, batch_size, prefetch, 0, aligned=True)
     Scenario(seed, np, 1, 5, script, deaths, changes).run()

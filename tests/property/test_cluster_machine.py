@@ -13,13 +13,7 @@ from typing import Any
 from cluster_world import Batches, Profile, World
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from edl.cluster.lifecycle import LifeResult, LifeState
 from edl.cluster.placing import place_slots

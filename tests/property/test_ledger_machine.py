@@ -7,13 +7,7 @@ from collections import Counter
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from edl.step.ledger import (
     LeasePolicy,

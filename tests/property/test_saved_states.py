@@ -245,11 +245,7 @@ ENDLESS = 10**6  # rings
 
 @pytest.mark.parametrize(
     ("script", "save"),
-    [
-        (Script(resets=True, fails=ENDLESS), 3),
-        (Script(fails_at=0), 0),
-        (Script(fails_at=8), 2),
-    ],
+    [(Script(resets=True, fails=ENDLESS), 3), (Script(fails_at=0), 0), (Script(fails_at=8), 2)],
     ids=["callback", "first batch", "later batch"],
 )
 def test_a_collective_that_fails_in_each_ring_ends_the_job(script: Script, save: int) -> None:

@@ -119,11 +119,7 @@ def test_time_never_goes_back(cluster, interval_s, seed, clock) -> None:
     jobs = [replace(job, arrival_s=job.arrival_s + clock) for job in jobs]
     failures = Failures(300.0, 60.0, seed)
     done = result(
-        POLICIES["max_min"][0],
-        jobs,
-        nodes(*machines),
-        interval_s=interval_s,
-        failures=failures,
+        POLICIES["max_min"][0], jobs, nodes(*machines), interval_s=interval_s, failures=failures
     )
     for job in done.jobs:
         times = [job.arrival_s, *(moment.at_s for moment in job.history), job.end_s]

@@ -43,11 +43,7 @@ def test_any_number_of_workers(size: int) -> None:
     deaths=some(faults("kill", "cut", "fail", "freeze"), 0, 3),
 )
 def test_through_joins_and_deaths(
-    seed: int,
-    np: int,
-    exchange_every: int,
-    changes: tuple[Change, ...],
-    deaths: tuple[Fault, ...],
+    seed: int, np: int, exchange_every: int, changes: tuple[Change, ...], deaths: tuple[Fault, ...]
 ) -> None:
     Scenario(seed, np, 1, 5, net(exchange_every=exchange_every), deaths, changes).run()
 

@@ -241,11 +241,7 @@ def test_an_exchange_in_a_step_has_one_answer_whoever_dies_meanwhile() -> None:
 
 
 @FEWER
-@given(
-    seed=SEEDS,
-    changes=some(scales(), 0, 2),
-    faults=some(faults("kill", "cut", "fail"), 0, 3),
-)
+@given(seed=SEEDS, changes=some(scales(), 0, 2), faults=some(faults("kill", "cut", "fail"), 0, 3))
 def test_exchanges_in_steps(seed: int, changes: Sequence[Change], faults: Sequence[Fault]) -> None:
     script = TorchSeveral((ONE,), samples=15, epochs=2, habit=EXCHANGES)
     job = Scenario(seed, script=script, changes=tuple(changes), faults=tuple(faults)).run()

@@ -209,9 +209,7 @@ def test_a_device_that_was_taken_by_a_write_without_an_answer_is_written_again(c
     assert case.workers.starts == [0, 0]
 
 
-def test_the_first_record_has_the_devices_of_workers_that_an_earlier_agent_left(
-    case: Case,
-) -> None:
+def test_the_first_record_has_the_devices_of_workers_that_an_earlier_agent_left(case: Case) -> None:
     process = cast(Any, SimpleNamespace(pid=5, create_time=lambda: 0.0))
     case.workers.found = (RunningWorker(process, "old-0", 1, 3), RunningWorker(process, "old-1", 0))
     written: list[Host] = []

@@ -2,65 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-from types import ModuleType
-
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks import crash, dashboard_cost, loading, parts, report, resize, step_time
+from benchmarks.thousand import rendezvous
 
 
-@pytest.fixture
-def resize(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.resize")
-
-
-@pytest.fixture
-def crash(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.crash")
-
-
-@pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.parts")
-
-
-@pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.report")
-
-
-@pytest.fixture
-def step_time(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.step_time")
-
-
-@pytest.fixture
-def rendezvous(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.thousand.rendezvous")
-
-
-def steps(resize: ModuleType, worker: int, gaps: list[float], sizes: list[int]) -> object:
+def steps(worker: int, gaps: list[float], sizes: list[int]) -> object:
     count = len(gaps)
     return resize.Steps(worker, np.cumsum(gaps), np.arange(count), np.array(sizes))
 
 
-def test_a_stall_is_the_longest_gap_after_the_request(resize: ModuleType) -> None:
+def test_a_stall_is_the_longest_gap_after_the_request() -> None:
     """Steps of 0.1 s until 1.9 s, the request at 1.85 s, a gap of 2 s, then the new size.
 
     The long gaps before the request and long after the change have other causes.
     """
     settled = resize.SETTLED
     gaps = [0.9, *[0.1] * 10, 2.0, *[0.1] * settled, 9.0]
-    old = steps(resize, 7, gaps, [2] * 11 + [3] * (settled + 2))
+    old = steps(7, gaps, [2] * 11 + [3] * (settled + 2))
     found = resize.stall([old], 1.85, 3)
     assert found.gap_s == pytest.approx(2.0)
     assert found.median_step_s == pytest.approx(0.1)
@@ -68,32 +29,30 @@ def test_a_stall_is_the_longest_gap_after_the_request(resize: ModuleType) -> Non
     assert found.whole_s == pytest.approx(0.9 + 1.0 + 2.0 - 1.85)
 
 
-def test_the_worst_old_worker_counts(resize: ModuleType) -> None:
+def test_the_worst_old_worker_counts() -> None:
     sizes = [3] * 10 + [2] * 40
-    quick = steps(resize, 1, [0.1] * 50, sizes)
-    slow = steps(resize, 2, [*[0.1] * 10, 0.5, *[0.1] * 39], sizes)
+    quick = steps(1, [0.1] * 50, sizes)
+    slow = steps(2, [*[0.1] * 10, 0.5, *[0.1] * 39], sizes)
     found = resize.stall([quick, slow], 0.75, 2)
     assert found.gap_s == pytest.approx(0.5)
     assert found.gaps_s == pytest.approx({1: 0.1, 2: 0.5})
 
 
-def survivor(
-    crash: ModuleType, worker: int, gaps: list[float], sizes: list[int], numbers: list[int]
-) -> object:
+def survivor(worker: int, gaps: list[float], sizes: list[int], numbers: list[int]) -> object:
     return crash.Steps(worker, np.cumsum(gaps), np.array(numbers), np.array(sizes))
 
 
-def test_a_crash_costs_the_worst_survivor_its_longest_gap(crash: ModuleType) -> None:
+def test_a_crash_costs_the_worst_survivor_its_longest_gap() -> None:
     """A fault happens at 1.05 s, and one survivor still completes its step in the old ring.
 
     The long gap after they are back, when the replacement joins, has another cause.
     """
     sizes = [3] * 10 + [2] * 5 + [3] * 5
     gaps = [*[0.1] * 10, 0.45, *[0.1] * 4, 5.0, *[0.1] * 4]
-    one = survivor(crash, 1, gaps, sizes, [*range(20)])
+    one = survivor(1, gaps, sizes, [*range(20)])
     sizes = [3] * 11 + [2] * 4 + [3] * 5
     gaps = [*[0.1] * 11, 0.6, *[0.1] * 3, 5.0, *[0.1] * 4]
-    other = survivor(crash, 2, gaps, sizes, [*range(20)])
+    other = survivor(2, gaps, sizes, [*range(20)])
     found = crash.crash([one, other], 1.05)
     assert found.gap_s == pytest.approx(0.6)
     assert found.gaps_s == pytest.approx({1: 0.45, 2: 0.6})
@@ -101,11 +60,11 @@ def test_a_crash_costs_the_worst_survivor_its_longest_gap(crash: ModuleType) -> 
     assert found.redone == 0
 
 
-def test_steps_that_are_trained_twice_are_redone(crash: ModuleType) -> None:
+def test_steps_that_are_trained_twice_are_redone() -> None:
     """Back to step 7 of 0 to 9; what was redone before the fault is not counted again."""
     numbers = [0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 7, 8, 9, 10, 11]
     sizes = [3] * 11 + [2] * 5
-    found = crash.crash([survivor(crash, 1, [0.1] * 16, sizes, numbers)], 1.15)
+    found = crash.crash([survivor(1, [0.1] * 16, sizes, numbers)], 1.15)
     assert found.redone == 3
 
 
@@ -115,7 +74,7 @@ def told(generation: int, **workers: dict[str, object]) -> dict[str, object]:
     return {"kind": "switch", "generation": generation, "workers": full}
 
 
-def test_the_parts_are_those_of_the_slowest_worker(parts: ModuleType) -> None:
+def test_the_parts_are_those_of_the_slowest_worker() -> None:
     events = [
         {"kind": "generation", "generation": 5},
         told(6, w3={"wait_s": 9.0, "stall_s": 9.0}),
@@ -141,7 +100,7 @@ def test_the_parts_are_those_of_the_slowest_worker(parts: ModuleType) -> None:
     assert after(6) == {}
 
 
-def test_a_gap_beyond_what_was_asked_is_not_reached(crash: ModuleType, report: ModuleType) -> None:
+def test_a_gap_beyond_what_was_asked_is_not_reached() -> None:
     def cost(gap_s: float, redone: int = 0) -> object:
         return crash.Crash(gap_s, 0.1, redone, {1: gap_s}, {"detect": 0.0125, "close": 0.0})
 
@@ -160,46 +119,40 @@ def test_a_gap_beyond_what_was_asked_is_not_reached(crash: ModuleType, report: M
     assert rows[-1].edl == "detect 12 ms"
 
 
-def test_the_interval_of_a_median_holds_it(step_time: ModuleType) -> None:
+def test_the_interval_of_a_median_holds_it() -> None:
     ratios = np.random.default_rng(1).normal(1.02, 0.05, 40)
     low, high = step_time.confidence(ratios)
     assert low < np.median(ratios) < high
     assert high - low < 0.06
 
 
-def test_a_scale_out_is_compared_with_stock_and_with_its_limit(
-    resize: ModuleType, report: ModuleType
-) -> None:
-    found = {report.STOCK: stalls(resize, 4.0), report.EDL: stalls(resize, 0.35)}
+def test_a_scale_out_is_compared_with_stock_and_with_its_limit() -> None:
+    found = {report.STOCK: stalls(4.0), report.EDL: stalls(0.35)}
     assert report.resize_rows(found, None)[0].reached
     assert not report.resize_rows(found, 0.3)[0].reached
-    found[report.EDL] = stalls(resize, 0.45)
+    found[report.EDL] = stalls(0.45)
     assert not report.resize_rows(found, None)[0].reached
 
 
-def test_horovods_launcher_is_held_to_what_was_asked_and_its_scripts_to_nothing(
-    resize: ModuleType, report: ModuleType
-) -> None:
-    found = {report.STOCK: stalls(resize, 4.0), report.HOROVODRUN: stalls(resize, 0.35)}
-    found[report.CHANGED] = stalls(resize, 0.45)
+def test_horovods_launcher_is_held_to_what_was_asked_and_its_scripts_to_nothing() -> None:
+    found = {report.STOCK: stalls(4.0), report.HOROVODRUN: stalls(0.35)}
+    found[report.CHANGED] = stalls(0.45)
     rows, _ = report.horovod_rows_and_notes({"torch": found})
     asked = [row for row in rows if row.ratio]
     assert [(row.what.split(":")[0], row.reached) for row in asked] == [
         ("**PyTorch, under horovodrun", True),
         ("**PyTorch, one changed import", None),
     ]
-    found[report.HOROVODRUN] = stalls(resize, 0.45)
+    found[report.HOROVODRUN] = stalls(0.45)
     rows, _ = report.horovod_rows_and_notes({"torch": found})
     assert rows[0].reached is False
 
 
-def stalls(resize: ModuleType, gap_s: float) -> list[dict[str, object]]:
+def stalls(gap_s: float) -> list[dict[str, object]]:
     return [{"scale-out 2 → 3": resize.Stall(gap_s, 0.1, {}, (), {})}]
 
 
-def test_a_rendezvous_is_told_by_its_median_run_and_for_each_member(
-    rendezvous: ModuleType,
-) -> None:
+def test_a_rendezvous_is_told_by_its_median_run_and_for_each_member() -> None:
     cost = rendezvous.Cost
     runs = [
         cost(9.0, 0.5, 0.09, 99 << 20, 1400, 30_000_000),
@@ -214,32 +167,22 @@ def test_a_rendezvous_is_told_by_its_median_run_and_for_each_member(
     ]
 
 
-def test_the_page_of_an_open_page_says_by_how_much_steps_are_longer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    dashboard_cost = importlib.import_module("benchmarks.dashboard_cost")
+def test_the_page_of_an_open_page_says_by_how_much_steps_are_longer() -> None:
     cost = dashboard_cost.PageCost(0.050, 0.051, 30, 1.02, 0.99, 1.05, 0.04, 0.041, 0.02)
     row = "| 50.00 | 51.00 | +2.00% (-1.00% to +5.00%) | 40.00, 41.00 | 2.0% |"
     assert row in dashboard_cost.page(cost, "a machine")
 
 
-def test_a_loader_is_judged_by_the_mean_step_after_the_batches_loaded_before(
-    resize: ModuleType,
-) -> None:
+def test_a_loader_is_judged_by_the_mean_step_after_the_batches_loaded_before() -> None:
     """Batches come four at a time, and the first of a block were loaded before it."""
-    loading = importlib.import_module("benchmarks.loading")
     before, ahead = [0.1] * (loading.WARM + 1), [1e-6] * loading.AHEAD
     block = [0.0, 0.0, 0.0, 0.04] * 20
-    log = steps(resize, 7, [*before, *ahead, *block], [1] * (len(before) + len(ahead) + 80))
+    log = steps(7, [*before, *ahead, *block], [1] * (len(before) + len(ahead) + 80))
     job = type("Job", (), {"steps": lambda _: {7: log}})()
     assert loading.block_mean(job, 0, loading.AHEAD + 80) == pytest.approx(0.01)
 
 
-def test_the_page_of_the_loaders_says_which_part_of_the_other_edl_gives(
-    step_time: ModuleType,
-) -> None:
-    loading = importlib.import_module("benchmarks.loading")
+def test_the_page_of_the_loaders_says_which_part_of_the_other_edl_gives() -> None:
     one = step_time.Comparison(0.032, 0.040, (1.25,), 1.25, 1.0, 2.0, 0.004, 0.005, 0.0, 0.0)
     found = loading.page({"torch": {"image-0": one}}, "a machine")
     assert "| 1,000 | 800 | 0.80 (0.50 to 1.00) | 4.00 | 5.00 | **no** |" in found

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
-from types import ModuleType
 
-import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.cluster_api import load
 
 
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    import importlib
-
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.cluster_api.load")
-
-
-def test_the_summary(load: ModuleType) -> None:
+def test_the_summary() -> None:
     taken = [number / 1000 for number in range(1, 101)]
     found = load.summary(200.0, 0.5, taken, 4)
     assert (found.p50_ms, found.p99_ms, found.most_ms) == (50.0, 99.0, 100.0)
@@ -28,9 +16,7 @@ def test_the_summary(load: ModuleType) -> None:
     assert load.percentile([3.0], 0.99) == 3.0
 
 
-def test_each_job_is_submitted_once_and_late_ones_count_from_when_they_were_due(
-    load: ModuleType,
-) -> None:
+def test_each_job_is_submitted_once_and_late_ones_count_from_when_they_were_due() -> None:
     seen: list[int] = []
     noting = threading.Lock()
 

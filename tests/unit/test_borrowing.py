@@ -163,10 +163,7 @@ def test_what_somebody_takes_from_a_host_counts_as_lent_first() -> None:
     before = Desired({"a": 4, "b": 1}, borrowed=borrowed)
     assert borrowed_after(before, {"a": 3, "b": 1}, NO_TERMS) == {"a": 1, "b": 1}
     assert borrowed_after(before, {"a": 1, "b": 1}, NO_TERMS) == {"b": 1}
-    assert borrowed_after(before, {"a": 4, "b": 2}, NO_TERMS) == {
-        "a": 2,
-        "b": 1,
-    }  # not borrowed
+    assert borrowed_after(before, {"a": 4, "b": 2}, NO_TERMS) == {"a": 2, "b": 1}  # not borrowed
     assert borrowed_after(before, {"a": 4}, NO_TERMS) == {"a": 2}
 
 

@@ -207,9 +207,7 @@ def test_the_verbs_take_a_url(remote: RemotePath, capsys: pytest.CaptureFixture[
     assert "step-000000000010.safetensors" in capsys.readouterr().out
 
 
-def test_without_fsspec_one_sentence_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_fsspec_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
     sentence = r"s3://bucket/run needs the package fsspec, .*: pip install 'edl-horovod\[fsspec\]'"
     with pytest.raises(UsageError, match=sentence):

@@ -134,9 +134,7 @@ def test_a_new_rank_0_counts_from_now_if_the_storage_hangs(
     assert start.logged == []
 
 
-def test_a_worker_that_has_restored_removes_no_file_that_another_one_writes(
-    tmp_path: Path,
-) -> None:
+def test_a_worker_that_has_restored_removes_no_file_that_another_one_writes(tmp_path: Path) -> None:
     """It becomes rank 0 later, and the rank 0 before it has left, but still writes."""
     assert Start(tmp_path).save(10) == ""
     start = Start(tmp_path)

@@ -147,9 +147,7 @@ def test_resuming_without_a_checkpoint(tmp_path: Path) -> None:
         Start(tmp_path, resume=tmp_path / "nothing").restore()
 
 
-def test_a_directory_to_resume_from_is_looked_into_first(
-    tmp_path: Path,
-) -> None:
+def test_a_directory_to_resume_from_is_looked_into_first(tmp_path: Path) -> None:
     (tmp_path / "step-000000000030.safetensors").write_text("not one")
     with pytest.raises(CheckpointError, match=r"there is no checkpoint in .*; refused: .*000030"):
         check_resumable(tmp_path)
@@ -248,11 +246,7 @@ def test_other_data_are_refused(tmp_path: Path, source: Source, sentence: str) -
 @pytest.mark.parametrize(
     ("before", "now", "sentence"),
     [
-        (
-            4,
-            2,
-            r"--logical 4 \(32 samples.* has --logical 2 \(16 samples.*; give --logical 4,",
-        ),
+        (4, 2, r"--logical 4 \(32 samples.* has --logical 2 \(16 samples.*; give --logical 4,"),
         (4, 0, "with --logical 4 .* has no logical workers; give --logical 4,"),
         (0, 4, "with no logical workers, .* has --logical 4 .*; leave out --logical,"),
     ],

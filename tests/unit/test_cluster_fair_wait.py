@@ -15,8 +15,7 @@ from edl.cluster.policies.edl import (
 
 
 @pytest.mark.parametrize(
-    ("least", "slots", "expected_s"),
-    [(1, 64, 10.0), (64, 64, 1000.0), (2, 3, 505.0), (1, 1, 10.0)],
+    ("least", "slots", "expected_s"), [(1, 64, 10.0), (64, 64, 1000.0), (2, 3, 505.0), (1, 1, 10.0)]
 )
 def test_the_fair_wait_grows_with_the_part_of_the_cluster(least, slots, expected_s) -> None:
     assert fair_wait_s(100.0, least, slots, 0.1, 10.0) == pytest.approx(expected_s)

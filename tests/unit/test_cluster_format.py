@@ -18,10 +18,7 @@ def test_records_of_this_format_may_have_more_than_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("version", "by", "what"),
-    [
-        ("7.0", ", which edl 7.0 writes", "edl 7.0"),
-        ("", "", "the version of edl that runs there"),
-    ],
+    [("7.0", ", which edl 7.0 writes", "edl 7.0"), ("", "", "the version of edl that runs there")],
 )
 def test_of_another_format_only_the_version_is_read(version: str, by: str, what: str) -> None:
     written = {"format": 99, "version": version, "policy": ["no", "text"], "interval_s": {}}

@@ -31,11 +31,7 @@ def test_the_story_of_slots() -> None:
     events = [event for _ in range(6) for event in told(world)]
     assert [
         (job, reason.partition(": has")[0]) for kind, job, _, reason in events if kind == "slots"
-    ] == [
-        ("a", "slots h0: 0, 1 (gives back 2)"),
-        ("a", "slots h0: 0, 1"),
-        ("b", "slots h0: 2"),
-    ]
+    ] == [("a", "slots h0: 0, 1 (gives back 2)"), ("a", "slots h0: 0, 1"), ("b", "slots h0: 2")]
     world.want("a", Goal.GONE)
     events = [event for _ in range(6) for event in told(world)]
     assert ("slots", "a", "", "no slots: it is being deleted") in events
@@ -69,10 +65,7 @@ def test_what_programs_read_of_an_event() -> None:
         ends += plan_events(world.view(world.leader), world.plans(world.leader))
         world.round()
     states = [(one.state, one.result) for one in ends if one.state is not None]
-    assert states == [
-        (LifeState.HALTING, None),
-        (LifeState.ENDED, LifeResult.DELETED),
-    ]
+    assert states == [(LifeState.HALTING, None), (LifeState.ENDED, LifeResult.DELETED)]
     assert [one.slots for one in ends if one.slots is not None] == [{}]
 
 

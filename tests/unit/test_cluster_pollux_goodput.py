@@ -7,13 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.published.pollux_goodput import (
-    BatchLimits,
-    Shapes,
-    _evaluated,
-    choices,
-    efficiency,
-)
+from benchmarks.published.pollux_goodput import BatchLimits, Shapes, _evaluated, choices, efficiency
 from edl.policy.step_time import TINY, StepTime
 
 # A step takes 1 s and 0.01 s for each sample of a slot; reducing costs nothing.

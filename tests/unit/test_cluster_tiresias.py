@@ -13,11 +13,7 @@ RULE = Tiresias()
 
 
 def test_who_has_attained_16_slot_hours_comes_after_those_who_have_not() -> None:
-    jobs = [
-        job("a", 2, attained_slot_s=LIMIT),
-        job("b", 2, attained_slot_s=LIMIT - 1),
-        job("c", 2),
-    ]
+    jobs = [job("a", 2, attained_slot_s=LIMIT), job("b", 2, attained_slot_s=LIMIT - 1), job("c", 2)]
     present = {"a": (("n0", 2),), "b": (("n0", 2),)}
     # The first queue is b, c and takes all 4 slots; a, the second, is preempted.
     decision = decide(RULE, jobs, nodes(4), present)

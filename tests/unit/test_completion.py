@@ -46,10 +46,7 @@ def completed(
     ],
 )
 def test_words(
-    line: str,
-    words: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    line: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert completed(line, monkeypatch, capsys) == words
 

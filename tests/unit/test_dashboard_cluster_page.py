@@ -20,12 +20,7 @@ from edl.dashboard.view.cluster_page import (
     host_views,
     tenant_uses,
 )
-from edl.dashboard.view.events import (
-    ClusterEventView,
-    EventBuffer,
-    EventChoice,
-    cluster_event_view,
-)
+from edl.dashboard.view.events import ClusterEventView, EventBuffer, EventChoice, cluster_event_view
 from edl.dashboard.view.page import JobChoice, chosen_jobs, job_counts
 
 

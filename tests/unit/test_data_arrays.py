@@ -37,10 +37,7 @@ def same(one: Any, other: Any) -> bool:
 def sources() -> dict[str, edl.data.Dataset[Any]]:
     saved("x.npy", X)
     saved("y.npy", Y)
-    return {
-        "arrays": edl.data.arrays(x=X, y=Y),
-        "npy": edl.data.npy(x="x.npy", y="y.npy"),
-    }
+    return {"arrays": edl.data.arrays(x=X, y=Y), "npy": edl.data.npy(x="x.npy", y="y.npy")}
 
 
 @pytest.mark.parametrize("kind", ["arrays", "npy"])

@@ -150,13 +150,7 @@ by_request_of_all = by_request(lambda one: one.worker.step >= LIMIT)
 by_request_of_one = by_request(
     lambda one: one.worker.step >= LIMIT - 1 and one.worker.rank == one.worker.size - 1
 )
-EVEN = [
-    by_max_steps,
-    by_the_jobs_count,
-    with_a_batch_in_hand,
-    by_request_of_all,
-    by_request_of_one,
-]
+EVEN = [by_max_steps, by_the_jobs_count, with_a_batch_in_hand, by_request_of_all, by_request_of_one]
 
 
 def prove(job: LoopbackJob, script: Script) -> None:

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-from types import ModuleType
-
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks import goodput
 
 
-@pytest.fixture
-def goodput(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.goodput")
-
-
-def log(goodput: ModuleType, worker: int, *rows: tuple[float, int, int]) -> object:
+def log(worker: int, *rows: tuple[float, int, int]) -> object:
     times, steps, sizes = zip(*rows, strict=True)
     return goodput.Steps(worker, np.array(times), np.array(steps), np.array(sizes))
 
 
-def test_a_step_counts_once_though_it_was_trained_again(goodput: ModuleType) -> None:
-    first = log(goodput, 1, (0.0, 1, 2), (1.0, 2, 2), (2.0, 3, 2))
-    second = log(goodput, 2, (0.1, 1, 2), (1.1, 2, 2))
-    again = log(goodput, 3, (6.0, 2, 1), (7.0, 3, 1), (8.0, 4, 1))  # from a snapshot of step 1
+def test_a_step_counts_once_though_it_was_trained_again() -> None:
+    first = log(1, (0.0, 1, 2), (1.0, 2, 2), (2.0, 3, 2))
+    second = log(2, (0.1, 1, 2), (1.1, 2, 2))
+    again = log(3, (6.0, 2, 1), (7.0, 3, 1), (8.0, 4, 1))  # from a snapshot of step 1
     logs = [first, second, again]
     assert goodput.rate(logs, 0.0, 10.0) == goodput.BATCH_SIZE * (2 + 2 + 2 + 1) / 10
     assert goodput.redone(logs) == 1, "step 2; the death was before step 3 was complete"
@@ -34,7 +24,7 @@ def test_a_step_counts_once_though_it_was_trained_again(goodput: ModuleType) -> 
     assert goodput.stopped(logs, 0.0, 3.0) == 0.0
 
 
-def test_the_page_says_who_was_killed_and_what_was_useful(goodput: ModuleType) -> None:
+def test_the_page_says_who_was_killed_and_what_was_useful() -> None:
     found = {
         "edl": goodput.Goodput(1000.0, 950.0, 0, ("worker", "leader", "worker"), 1.2),
         "other": goodput.Goodput(1000.0, 500.0, 40, ("worker",), 60.0, "its launcher ended with 1"),

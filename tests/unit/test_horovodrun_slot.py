@@ -29,12 +29,7 @@ from edl.host.horovodrun.decide import (
     without_barred,
     would_end_the_job,
 )
-from edl.records import (
-    Assigned,
-    Desired,
-    JobState,
-    SlotRecord,
-)
+from edl.records import Assigned, Desired, JobState, SlotRecord
 from edl.spec import Sizes
 
 LIMITS = SlotLimits()

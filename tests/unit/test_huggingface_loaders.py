@@ -55,8 +55,7 @@ def loops(loader: TrainingDataLoader) -> dict[str, Iterator[Any]]:
 
 @pytest.mark.parametrize("is_prepared_late", [False, True])
 @pytest.mark.parametrize(
-    ("loop", "steps"),
-    [("epochs", 24), ("epochs, at most", 24), ("max_steps", 6), ("steps", 6)],
+    ("loop", "steps"), [("epochs", 24), ("epochs, at most", 24), ("max_steps", 6), ("steps", 6)]
 )
 def test_a_prepared_schedule_counts_what_the_loop_does(
     loop: str, steps: int, is_prepared_late: bool, job: Job

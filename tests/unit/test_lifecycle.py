@@ -300,10 +300,7 @@ def test_the_leader_of_a_cluster_removes_very_many_nodes_part_by_part(more: list
     ("more", "why"),
     [
         (nested(PATHS.ids, 1, 400), "is nested too deeply: .* 1500 names and 40000 bytes"),
-        (
-            [f"{PATHS.ids}/{n}" for n in range(WIDE + 1)],
-            "has 1001 children, more than the 1000",
-        ),
+        ([f"{PATHS.ids}/{n}" for n in range(WIDE + 1)], "has 1001 children, more than the 1000"),
     ],
     ids=["deep", "wide"],
 )

@@ -79,9 +79,7 @@ def test_who_does_not_read_stops_nobody_and_is_told_what_is_missing(
 
 
 def test_log_records_stop_nobody_either(
-    pipe: Pipe,
-    in_time: Callable[[Callable[[], object]], None],
-    monkeypatch: pytest.MonkeyPatch,
+    pipe: Pipe, in_time: Callable[[Callable[[], object]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with redirect_stderr(pipe.file):
         usual = logging.StreamHandler()
@@ -105,10 +103,7 @@ def test_lines_that_wait_come_out_at_the_end(is_read: bool) -> None:
         "print('all are said', file=sys.stderr, flush=True)"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -296,10 +296,7 @@ def lines(reads: int) -> str:
 
 
 def test_a_log_is_followed_while_zookeeper_is_away(
-    tmp_path: Path,
-    run: Run,
-    answers: list[LifeState | Exception],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, run: Run, answers: list[LifeState | Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job(tmp_path, "digits", w0="line 1\n")
     away = CoordinationError("ZooKeeper is away")

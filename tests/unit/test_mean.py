@@ -64,10 +64,7 @@ def test_the_weight_is_that_of_the_batch(others: list[list[float]], value: Any) 
 
 def test_several_numbers_by_name(others: list[list[float]]) -> None:
     others.append([2, 0.0, 4.0])  # by name: accuracy, loss
-    assert api.mean({"loss": torch.tensor(2.0), "accuracy": 1}) == {
-        "accuracy": 0.5,
-        "loss": 3.0,
-    }
+    assert api.mean({"loss": torch.tensor(2.0), "accuracy": 1}) == {"accuracy": 0.5, "loss": 3.0}
 
 
 @pytest.mark.parametrize("value", [torch.zeros(2), "many", None, [1.0, 2.0]], ids=str)

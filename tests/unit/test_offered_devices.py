@@ -21,10 +21,7 @@ from edl.host.devices import offered_devices
     ],
 )
 def test_each_slot_has_a_device(
-    slots: int | None,
-    devices: str | None,
-    cuda: tuple[str, ...] | None,
-    expected: tuple[int, ...],
+    slots: int | None, devices: str | None, cuda: tuple[str, ...] | None, expected: tuple[int, ...]
 ) -> None:
     assert offered_devices(slots, devices, cuda) == expected
 

@@ -211,10 +211,7 @@ def ring_on(*hosts: str, by_slot: bool = False, agents: tuple[Host, ...] = (A, B
     members = tuple(RingMember(n, host, n, "127.0.0.1", 1) for n, host in enumerate(hosts))
     here = {host: hosts.count(host) for host in hosts}
     return Snapshot(
-        JOB,
-        agents,
-        **wanted(here, by_slot),
-        generation=Generation(1, 1, members, 0, (), (), ""),
+        JOB, agents, **wanted(here, by_slot), generation=Generation(1, 1, members, 0, (), (), "")
     )
 
 

@@ -130,8 +130,7 @@ def test_a_curve_survives_its_storage_and_has_all_figures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "order"),
-    [("1..4", (4, 3, 2, 1)), ("4", (4,)), ("1,4,2,4", (4, 2, 1)), ("2..2", (2,))],
+    ("text", "order"), [("1..4", (4, 3, 2, 1)), ("4", (4,)), ("1,4,2,4", (4, 2, 1)), ("2..2", (2,))]
 )
 def test_sizes_are_stepped_through_downwards(text: str, order: tuple[int, ...]) -> None:
     assert sizes(text) == order

@@ -23,9 +23,7 @@ def test_each_step_has_the_batches_of_all_replicas(
     data = list(range(samples))
     loaders = [
         DataLoader(
-            data,
-            batch_size,
-            sampler=DistributedSampler(data, replicas, rank, drop_last=drop_last),
+            data, batch_size, sampler=DistributedSampler(data, replicas, rank, drop_last=drop_last)
         )
         for rank in range(replicas)
     ]

@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 from edl.cluster import runs as runs_module
-from edl.cluster.runs import (
-    MAX_JOBS,
-    MAX_SESSIONS,
-    MOVE_S,
-    RETRY_S,
-    SPARE,
-    RunSessions,
-)
+from edl.cluster.runs import MAX_JOBS, MAX_SESSIONS, MOVE_S, RETRY_S, SPARE, RunSessions
 from edl.errors import CoordinationError, LeadershipLost
 
 

@@ -9,12 +9,7 @@ import pytest
 from benchmarks.published import application
 from benchmarks.published.application import Application, Scaled, Timed, Validation
 from benchmarks.published.pollux_measurements import measured_applications
-from benchmarks.published.pollux_workload import (
-    LOADS,
-    WORKLOADS,
-    ApplicationWork,
-    pollux_jobs,
-)
+from benchmarks.published.pollux_workload import LOADS, WORKLOADS, ApplicationWork, pollux_jobs
 from edl.errors import UsageError
 from edl.policy.step_time import StepTimeSample
 

@@ -9,13 +9,7 @@ import pytest
 
 from benchmarks.published.pollux_answers import answers, compare
 from benchmarks.published.pollux_policy import Pollux
-from benchmarks.published.pollux_workload import (
-    INTERVAL_S,
-    NODES,
-    RESIZE,
-    SLOTS,
-    pollux_jobs,
-)
+from benchmarks.published.pollux_workload import INTERVAL_S, NODES, RESIZE, SLOTS, pollux_jobs
 from benchmarks.published.runs import PublishedRun
 from edl.errors import UsageError
 from edl.simulator.engine import Rules, simulate
@@ -51,10 +45,7 @@ def test_pollux_is_near_its_published_mean() -> None:
     # docs/guides/simulator.md has the means of all workloads with the search as it is by
     # default.
     rule = Pollux(population=40, generations=40, patience=10)
-    jobs, nodes = (
-        pollux_jobs("0.5", 3),
-        equal_nodes(NODES, SLOTS),
-    )
+    jobs, nodes = (pollux_jobs("0.5", 3), equal_nodes(NODES, SLOTS))
     found = compare(simulate(jobs, nodes, rule, RULES), answers("pollux", "0.5", 3))
     assert found.published_mean_jct_s == pytest.approx(1310.5, abs=0.1)
     assert found.mean_jct_s == pytest.approx(found.published_mean_jct_s, rel=0.1)

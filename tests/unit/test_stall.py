@@ -1,4 +1,9 @@
-"""When a job stands still, and who is named, blamed and given up for it."""
+"""When a job stands still, and who is named, blamed and given up for it.
+
+The second is in the texts of `scenarios/stall`: what each worker says that it does, in parentheses
+for how many seconds (`for`, else 12) and other fields of its report; for how long no step completed
+(`quiet`, else 12 s), after which one (`step`, else 40), and the limit that gives workers up.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scenario_texts import check, scenarios
 
 from edl import failpoints
 from edl.job import stall
 from edl.job.stall import (
-    AFTER_FIT,
     FOR_GRADIENTS,
     IN_USER_CODE,
     SAVING,
     Activity,
     Report,
-    Stall,
     StallLimits,
     stands_still,
 )
@@ -33,23 +37,12 @@ from edl.worker.shared_state import SharedState
 from edl.worker.switching import Newcomer
 
 
-def report(worker: int, doing: str | None, since_s: float = 12.0, records: int = 7) -> Report:
-    where = (doing or "", "train.py:33", "applied", since_s)
-    activity = None if doing is None else Activity(*where, records=records)
-    return Report(worker, worker, "h", activity)
-
-
 def ring() -> Ring:
     nothing: Any = object()
     return Ring(nothing, nothing)
 
 
-def judge(reports: list[Report], quiet_s: float, step: int, limit_s: float | None) -> Stall:
-    return stall.judge_stall(reports, quiet_s, step, replace(LIMITS, give_up_s=limit_s))
-
-
 LIMITS = StallLimits(stall_s=10.0, frozen_s=10.0)
-BUSY = IN_USER_CODE
 WAITS = "waiting for the step records of the others"
 
 
@@ -68,162 +61,55 @@ def test_much_longer_than_usual(quiet_s: float, median_s: float, stalled: bool) 
     assert stands_still(quiet_s, median_s, LIMITS) is stalled
 
 
-def test_who_is_waited_for_is_named() -> None:
-    found = judge([report(0, WAITS), report(1, BUSY), report(2, WAITS)], 12.0, 40, None)
-    assert found.reason == (
-        "stalled in step 41: w1 (rank 1, host h) has been in its own code, train.py:33, for 12 s; "
-        "the others wait for it"
-    )
-    assert (found.culprits, dict(found.evict)) == ((1,), {})
+DOING = {
+    "waits": WAITS,
+    "busy": IN_USER_CODE,
+    "gradients": FOR_GRADIENTS,
+    "collective": stall.FOR_COLLECTIVE,
+    "saving": SAVING,
+    "returned": stall.RETURNED,
+}
 
 
-def test_the_limit() -> None:
-    reports = [report(0, WAITS), report(1, BUSY, 29.0), report(2, BUSY, 30.0)]
-    found = judge(reports, 30.0, 40, 30.0)
-    assert found.culprits == (1, 2)
-    assert dict(found.evict) == {
-        2: "w2 (rank 2, host h) has been in its own code, train.py:33, for 30 s in step 41; the "
-        "stall limit is 30 s"
-    }
+def report(worker: str, words: str) -> Report:
+    """Return the report of ``busy(for=29)``; it has done that for 12 s if nothing else is said."""
+    doing, _, given = words.removesuffix(")").partition("(")
+    fields: dict[str, Any] = dict(one.split("=") for one in given.split())
+    number, host = int(worker.removeprefix("w")), fields.get("host", "h")
+    activity = None
+    if doing != "mute":
+        where, since_s = fields.get("where", "train.py:33"), float(fields.get("for", 12))
+        work, records = fields.get("work", "").replace("_", " "), int(fields.get("records", 7))
+        activity = Activity(DOING[doing], where, "applied", since_s, work, records)
+    changes = {"silent_s": float(fields.get("silent_s", 0)), "step": int(fields.get("step", 0))}
+    one = Report(number, number, host, activity)
+    return replace(one, **{name: value for name, value in changes.items() if name in fields})
+
+
+def judged(facts: dict[str, str]) -> list[str]:
+    """Return who is named, blamed and given up, in words."""
+    reports = [report(key, value) for key, value in facts.items() if key[1:].isdigit()]
+    limits = replace(LIMITS, give_up_s=float(facts["limit"]) if "limit" in facts else None)
+    quiet_s, step = float(facts.get("quiet", 12)), int(facts.get("step", 40))
+    found = stall.judge_stall(reports, quiet_s, step, limits)
+    lines = [found.reason]
+    lines += [f"blame {' '.join(f'w{each}' for each in found.culprits)}"] if found.culprits else []
+    return lines + [f"evict w{worker}: {reason}" for worker, reason in found.evict.items()]
+
+
+@pytest.mark.parametrize("lines", scenarios("stall"))
+def test_who_is_named_blamed_and_given_up(lines: list[str]) -> None:
+    check(lines, judged)
 
 
 def test_after_a_fit_no_step_is_expected_for_a_while() -> None:
     """The script evaluates or saves, on some workers or on all."""
-    after = report(0, BUSY, 70.0)
-    assert after.activity is not None
-    after = replace(after, activity=replace(after.activity, work=AFTER_FIT))
-    assert stall.are_after_fit([after, report(1, WAITS)], 59.0, LIMITS)
-    assert not stall.are_after_fit([after, report(1, WAITS)], 60.0, LIMITS)
-    assert not stall.are_after_fit([report(0, BUSY), report(1, WAITS)], 59.0, LIMITS)
-    found = judge([after, report(1, WAITS)], 70.0, 40, 30.0)
-    assert found.reason == (
-        "stalled in step 41: w0 (rank 0, host h) has been in its own code (after a fit), "
-        "train.py:33, for 70 s; the others wait for it"
+    after, busy, waits = (
+        report("w0", words) for words in ("busy(for=70 work=after_a_fit)", "busy(for=70)", "waits")
     )
-    assert not found.evict
-    after = replace(after, activity=replace(after.activity, since_s=601.0))
-    assert list(judge([after, report(1, WAITS)], 601.0, 40, 30.0).evict) == [0]
-
-
-def test_who_writes_the_last_checkpoint_has_a_limit_of_its_own() -> None:
-    found = judge([report(0, SAVING, 31.0), report(1, WAITS)], 31.0, 40, 30.0)
-    assert found.reason == (
-        "stalled in step 41: w0 (rank 0, host h) has been writing the last checkpoint for 31 s"
-    )
-    assert (found.culprits, dict(found.evict)) == ((0,), {})
-
-
-@pytest.mark.parametrize("doing", [WAITS, stall.RETURNED])
-def test_who_left_in_the_midst_of_a_step_is_given_up(doing: str) -> None:
-    """It waits for the next step's records, and the others for its gradients of this one."""
-    left = report(1, doing, records=8)
-    found = judge([report(0, FOR_GRADIENTS), left, report(2, FOR_GRADIENTS)], 12.0, 40, None)
-    assert found.reason.startswith(
-        "stalled in step 41: w1 (rank 1, host h) left a loop in the midst of step 41"
-    )
-    assert found.culprits == (1,)
-    assert list(found.evict) == [1]
-    assert found.reason.endswith(found.evict[1])
-
-
-def test_a_worker_whose_records_are_lost_on_their_way_is_not_evicted() -> None:
-    """It has sent its gradients, and waits for the records of the same step."""
-    found = judge([report(0, FOR_GRADIENTS), report(1, WAITS), report(2, WAITS)], 12.0, 40, None)
-    assert "everybody waits" in found.reason
-    assert not found.evict
-
-
-def test_who_is_a_step_ahead_has_left_nothing() -> None:
-    ahead = replace(report(1, WAITS, records=8), step=41)
-    found = judge([replace(report(0, FOR_GRADIENTS), step=40), ahead], 12.0, 40, None)
-    assert "everybody waits" in found.reason
-    assert not found.evict
-
-
-def test_a_busy_worker_may_still_come() -> None:
-    found = judge([report(0, FOR_GRADIENTS), report(1, WAITS), report(2, BUSY)], 12.0, 40, None)
-    assert found.culprits == (2,)
-    assert not found.evict
-
-
-def test_when_all_are_busy_nobody_is_to_blame() -> None:
-    found = judge([report(0, BUSY, 99.0), report(1, BUSY, 99.0)], 99.0, 40, 30.0)
-    assert found.reason.startswith("stalled in step 41: w0 (rank 0, host h) has been in its own ")
-    assert found.reason.endswith("; nobody waits for another one")
-    assert (found.culprits, dict(found.evict)) == ((), {})
-
-
-def test_when_all_wait_it_may_be_the_network() -> None:
-    elsewhere = replace(report(1, WAITS), host="g")
-    found = judge([report(0, WAITS), elsewhere], 12.0, 40, 1.0)
-    said = (
-        "stalled in step 41: no step for 12 s and everybody waits: "
-        f"w0 (rank 0, host h) has been {WAITS} (train.py:33) for 12 s, "
-        f"w1 (rank 1, host g) has been {WAITS} (train.py:33) for 12 s"
-    )
-    assert found.reason == f"{said}; check the network between the hosts"
-    assert (found.culprits, dict(found.evict)) == ((), {})
-    alone = judge([report(0, WAITS), report(1, WAITS)], 12.0, 40, 1.0)
-    assert alone.reason == said.replace("host g", "host h"), "there is no network between hosts"
-
-
-def test_workers_that_wait_in_different_lines_are_told_so() -> None:
-    there = report(1, stall.FOR_COLLECTIVE)
-    assert there.activity is not None
-    there = replace(there, activity=replace(there.activity, where="train.py:40"))
-    found = judge([report(0, WAITS), there], 12.0, 40, 1.0)
-    assert "in a collective of the script (train.py:40)" in found.reason
-    assert found.reason.endswith("different lines, and all workers must make the same calls")
-
-
-def test_who_has_returned_is_named_as_that() -> None:
-    over = replace(report(2, stall.RETURNED), step=600)
-    found = judge([report(0, FOR_GRADIENTS), report(1, FOR_GRADIENTS), over], 12.0, 600, 1.0)
-    assert "w2 (rank 2, host h) has returned from training after step 600, and w0" in found.reason
-    assert "network" not in found.reason
-    assert (found.culprits, dict(found.evict)) == ((2,), {})
-
-
-def test_who_does_not_answer_for_long_is_given_up_though_its_session_lives() -> None:
-    def with_silent(silent_s: float, workers: int = 2, silent: int = 1) -> Stall:
-        mute = [
-            replace(report(n, None), silent_s=silent_s) for n in range(workers - silent, workers)
-        ]
-        return judge([report(n, BUSY) for n in range(workers - silent)] + mute, 42.0, 40, 1.0)
-
-    longest_s = LIMITS.in_zookeeper * LIMITS.frozen_s
-    early, late = with_silent(longest_s - 0.1), with_silent(longest_s)
-    for found in (early, late):
-        assert found.reason == "stalled in step 41: w1 (rank 1, host h) does not answer"
-        assert found.culprits == (1,)
-    assert dict(early.evict) == {}
-    assert dict(late.evict) == {
-        1: "it is frozen: w1 (rank 1, host h) does not answer for 30 s and no step completes for "
-        "42 s, though it is in ZooKeeper"
-    }
-    assert dict(with_silent(99.0, workers=4, silent=2).evict).keys() == {2, 3}
-    assert not with_silent(99.0, workers=3, silent=2).evict, "the leader may hear nobody"
-
-
-def test_many_are_counted() -> None:
-    found = judge([report(n, BUSY) for n in range(9)] + [report(9, WAITS)], 12.0, 0, None)
-    assert found.reason.endswith(" and 6 more; the others wait for them")
-
-
-def test_what_takes_long_is_named() -> None:
-    compiling = report(0, BUSY, 53.0)
-    assert compiling.activity is not None
-    for where, told in (("train.py:33", "(torch.compile), train.py:33,"), ("", "(torch.compile)")):
-        one = replace(
-            compiling, activity=replace(compiling.activity, work="torch.compile", where=where)
-        )
-        found = judge([one, report(1, WAITS)], 53.0, 40, None)
-        assert found.reason == (
-            f"stalled in step 41: w0 (rank 0, host h) has been in its own code {told} for 53 s; "
-            "the others wait for it"
-        )
-    alone = judge([compiling], 53.0, 40, None)
-    assert alone.reason.endswith("has been in its own code, train.py:33, for 53 s")
+    assert stall.are_after_fit([after, waits], 59.0, LIMITS)
+    assert not stall.are_after_fit([after, waits], 60.0, LIMITS)
+    assert not stall.are_after_fit([busy, waits], 59.0, LIMITS)
 
 
 def seen(

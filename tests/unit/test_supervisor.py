@@ -301,9 +301,7 @@ def test_while_zookeeper_is_away_workers_train_on_and_without_any_the_launcher_g
     launcher.turn(100.0)
     store.session.connected = False
     assert [launcher.turn(t) for t in (101.0, 102.0, 500.0)] == [None, None, None]
-    assert launcher.lines == [
-        "ZooKeeper is away; training goes on, changes wait for its return",
-    ]
+    assert launcher.lines == ["ZooKeeper is away; training goes on, changes wait for its return"]
     store.session.connected, store.session.epoch = True, 2
     launcher.turn(501.0)
     assert launcher.lines[1] == "ZooKeeper is back"

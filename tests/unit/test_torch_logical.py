@@ -186,9 +186,7 @@ class Several(torch.nn.Module):
         self.count += number
 
 
-def test_only_buffers_that_a_pass_has_changed_have_a_mean(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_buffers_that_a_pass_has_changed_have_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logical, "SMALL", 4)  # so that the one of five is large
     model = Several()
     buffers, names = LogicalBuffers(model), [name for name, _ in model.named_buffers()]

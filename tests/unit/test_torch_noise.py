@@ -111,10 +111,7 @@ def test_one_that_was_alone_is_joined_between_two_steps(worker: Worker) -> None:
     model = torch.nn.Linear(4100, 1, bias=False)
     adam = torch.optim.Adam(model.parameters())
     (parameter,) = adam.param_groups[0]["params"]
-    adam.state[parameter] = {
-        "exp_avg_sq": torch.ones_like(parameter),
-        "step": torch.tensor(5.0),
-    }
+    adam.state[parameter] = {"exp_avg_sq": torch.ones_like(parameter), "step": torch.tensor(5.0)}
     worker.turn = lambda step: step  # type: ignore[attr-defined]
     meter: Any = noise_module.TorchNoise(worker, adam, lambda: 1.0)  # type: ignore[arg-type]
     gradient: Any = SimpleNamespace(parameter=parameter)

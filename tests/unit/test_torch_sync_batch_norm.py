@@ -188,10 +188,7 @@ def test_in_a_script_with_an_elastic_state_all_workers_count_alike(kind, monkeyp
         def act() -> None:
             script = SimpleNamespace(exchange=ring.of(rank))
             workers.current = SimpleNamespace(
-                steps=script,
-                script=script,
-                warming_up=False,
-                ring=SimpleNamespace(alone=False),
+                steps=script, script=script, warming_up=False, ring=SimpleNamespace(alone=False)
             )
             goal = torch.split(y, list(sizes))[rank]
             F.mse_loss(layers[rank](parts[rank]), goal).backward()

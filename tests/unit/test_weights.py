@@ -237,9 +237,7 @@ def test_a_tied_tensor_under_one_name_is_what_load_model_wants(tmp_path: Path) -
         assert_same(model, trained)
 
 
-def test_a_file_of_safetensors_own_and_an_older_checkpoint_fit_a_tied_model(
-    tmp_path: Path,
-) -> None:
+def test_a_file_of_safetensors_own_and_an_older_checkpoint_fit_a_tied_model(tmp_path: Path) -> None:
     trained, path = Parts(2.0), tmp_path / "own.safetensors"
     save_model(trained, path)
     model = Parts()

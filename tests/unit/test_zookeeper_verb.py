@@ -113,14 +113,7 @@ def test_a_port_that_cannot_be(port: str, capsys: pytest.CaptureFixture[str]) ->
             [],
             ["commands on other hosts reach it by --zookeeper 10.0.0.5:2181", zookeeper.WARNING],
         ),
-        (
-            "0.0.0.0",
-            [],
-            [
-                EVERYWHERE,
-                zookeeper.WARNING,
-            ],
-        ),
+        ("0.0.0.0", [], [EVERYWHERE, zookeeper.WARNING]),
     ],
 )
 def test_what_to_type_on_other_hosts_is_told(
@@ -139,7 +132,4 @@ def test_what_to_type_on_other_hosts_is_told(
     command = ["zookeeper", "start", "--address", address, "--port", "2181", *data]
     assert invoke(command) == 0
     assert asked == [{"address": address, "port": 2181}]
-    assert capsys.readouterr().out.splitlines() == [
-        f"ZooKeeper runs at {address}:2181",
-        *told,
-    ]
+    assert capsys.readouterr().out.splitlines() == [f"ZooKeeper runs at {address}:2181", *told]
