@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,41 +28,23 @@ from edl.dashboard.answers import (
 )
 from edl.dashboard.answers import words_of as words
 from edl.dashboard.cluster_watcher import ClusterWatcher
-from edl.dashboard.job_watcher import JobWatcher, PublishedPage
+from edl.dashboard.job_watcher import JobWatcher
 from edl.dashboard.view.page import MAX_JOBS, PAGE, JobChoice
 from edl.errors import EdlError
 
 JobHandler = Callable[[Request, JobWatcher], Awaitable[Response]]
-
-
-class JobPages(Protocol):
-    """The pages of jobs that a server shows, each kept up to date by a watcher."""
-
-    async def watcher(self, job: str) -> JobWatcher:
-        """Return the watcher of the job named `job`, which goes on for some time."""
-
-    def page(self, job: str, watcher: JobWatcher) -> PublishedPage:
-        """Return the newest page of the job, whose `watcher` is still needed."""
-
-
-class OneJobPage:
-    """The page of the only job of a server."""
-
-    def __init__(self, watcher: JobWatcher) -> None:
-        self._watcher = watcher
-
-    async def watcher(self, job: str) -> JobWatcher:
-        return self._watcher
-
-    def page(self, job: str, watcher: JobWatcher) -> PublishedPage:
-        return self._watcher.page
+# Returns the watcher of the job of a name, which goes on for some time.
+WatcherOf = Callable[[str], Awaitable[JobWatcher]]
 
 
 def dashboard_app(
     watcher: JobWatcher, token: str, runner: ActionRunner | None = None
 ) -> SecureApplication:
+    async def watcher_of(_job: str) -> JobWatcher:
+        return watcher
+
     app = SecureApplication(job_routes(""), token)
-    app.state.jobs, app.state.action_runner = OneJobPage(watcher), runner or ActionRunner()
+    app.state.watcher_of, app.state.action_runner = watcher_of, runner or ActionRunner()
     return app
 
 
@@ -83,17 +64,12 @@ def of_job(handler: JobHandler) -> Handler:
 
     async def found(request: Request) -> Response:
         try:
-            watcher = await request.app.state.jobs.watcher(_job_of(request))
+            watcher = await request.app.state.watcher_of(request.path_params.get("job", ""))
         except EdlError as error:
             return json_answer({"message": str(error)}, 404)
         return await handler(request, watcher)
 
     return with_token(found)
-
-
-def _job_of(request: Request) -> str:
-    name: str = request.path_params.get("job", "")
-    return name
 
 
 async def _page(request: Request, watcher: JobWatcher) -> Response:
@@ -113,9 +89,7 @@ async def _generation(request: Request, watcher: JobWatcher) -> Response:
 
 
 async def _stream(request: Request, watcher: JobWatcher) -> Response:
-    jobs: JobPages = request.app.state.jobs
-    job = _job_of(request)
-    return stream_page(request, lambda: jobs.page(job, watcher))
+    return stream_page(request, watcher.page_in_use)
 
 
 # --- The page of a cluster.
@@ -126,7 +100,7 @@ PERIODS_S = (900.0, 3600.0, 21600.0, 86400.0, 604800.0)  # of the chart
 
 def cluster_app(
     watcher: ClusterWatcher,
-    jobs: JobPages,
+    watcher_of: WatcherOf,
     token: str,
     runner: ActionRunner | None = None,
 ) -> SecureApplication:
@@ -142,7 +116,7 @@ def cluster_app(
         *job_routes("/jobs/{job}"),
     ]
     app = SecureApplication(routes, token)
-    app.state.watcher, app.state.jobs = watcher, jobs
+    app.state.watcher, app.state.watcher_of = watcher, watcher_of
     app.state.action_runner = runner or ActionRunner()
     return app
 

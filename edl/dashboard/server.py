@@ -101,7 +101,7 @@ def run_cluster_dashboard(
         pages = ClusterJobPages(open_job)
         with listener(listen, WHAT) as opened, ClusterWatcher(store, history) as watcher:
             runner = ActionRunner(act if has_actions else None)
-            app = cluster_app(watcher, pages, token, runner)
+            app = cluster_app(watcher, pages.watcher, token, runner)
             try:
                 _serve(app, opened, listen, f"cluster {name}", say, pages.close_idle)
             finally:
