@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from edl.dashboard.actions import ActionRunner, action_handler
+from edl.dashboard.actions import ActionRunner, act
 from edl.dashboard.answers import (
     MAX_TEXT,
     Handler,
@@ -55,7 +55,7 @@ def job_routes(prefix: str) -> list[Route]:
         Route(f"{prefix}/api/stream", of_job(_stream)),
         Route(f"{prefix}/api/events", of_job(_events)),
         Route(f"{prefix}/api/generations/{{number}}", of_job(_generation)),
-        Route(f"{prefix}/api/actions/{{verb}}", action_handler(), methods=["POST"]),
+        Route(f"{prefix}/api/actions/{{verb}}", with_token(act), methods=["POST"]),
     ]
 
 
@@ -112,7 +112,7 @@ def cluster_app(
         Route("/api/jobs/{job}", with_token(_job)),
         Route("/api/chart", with_token(_chart)),
         Route("/api/events", with_token(_cluster_events)),
-        Route("/api/actions/{verb}", action_handler(), methods=["POST"]),
+        Route("/api/actions/{verb}", with_token(act), methods=["POST"]),
         *job_routes("/jobs/{job}"),
     ]
     app = SecureApplication(routes, token)
