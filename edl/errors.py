@@ -309,7 +309,7 @@ class RequestError(EdlError):
 
     Args:
         job: the name of the job.
-        message: what was not done, and the present state of the job.
+        message: what was not done, and the present state of the job, or what has changed.
     """
 
     def __init__(self, job: str, message: str) -> None:
@@ -318,31 +318,17 @@ class RequestError(EdlError):
 
 
 class TimedOut(RequestError):
-    """A request to a running job was not fulfilled by its deadline.
-
-    Args:
-        job: the name of the job.
-        message: what is not done yet.
-    """
+    """A request to a running job was not fulfilled by its deadline."""
 
 
 class JobEnded(RequestError):
-    """The job ended before it fulfilled a request.
-
-    Args:
-        job: the name of the job.
-        message: what was not done, and how the job ended.
-    """
+    """The job ended before it fulfilled a request."""
 
 
 class HostLost(RequestError):
     """The host that workers were to move to has no agent any more.
 
     Workers that were not moved yet stay where they are.
-
-    Args:
-        job: the name of the job.
-        message: which host it is, and how many workers stay where they are.
     """
 
 
@@ -351,10 +337,6 @@ class Superseded(RequestError):
 
     Such a change is a request for other workers, a host or worker that has joined or left, or
     another profile of the job (`edl profile`).
-
-    Args:
-        job: the name of the job.
-        message: what was not done, and what has changed.
     """
 
 

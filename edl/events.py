@@ -119,19 +119,13 @@ class LeaderDetails(Details, kind=EventKind.LEADER, writer="the leader"):
 
 @dataclass(frozen=True)
 class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader"):
-    """An event logged when the leader has written a generation (the members of a new ring).
-
-    It has the leader's `term`, the `members`, those that `joined` and those that `left`,
-    the last speed of the ring before (`samples_per_s`), and the `hosts` of those that joined.
-    `repair`: no ring trains until this one is built, because one broke (see `failures`) or the
-    job starts.
-    """
+    """An event logged when the leader has written a generation (the members of a new ring)."""
 
     term: Annotated[int, "the term of the leader"]
     members: Annotated[tuple[str, ...], "workers in rank order"]
     joined: Annotated[tuple[str, ...], "workers that receive the state"]
     left: Annotated[tuple[str, ...], "workers that are in it no more"]
-    repair: Annotated[bool, "its members come from a ring that broke, or from none"]
+    repair: Annotated[bool, "no ring trains until this one is built: one broke, or the job starts"]
     failures: Annotated[
         Mapping[str, str],
         "of a repair: survivor -> what Horovod told it, and the rank that it blames if the error "
@@ -147,9 +141,7 @@ class GenerationDetails(Details, kind=EventKind.GENERATION, writer="the leader")
 class SwitchDetails(Details, kind=EventKind.SWITCH, writer="rank 0"):
     """An event logged two steps after a switch, or earlier if the next switch or the end comes.
 
-    It has the size of the new ring (`world_size`) and, by worker, the parts of its switch
-    (`workers`). If the next switch follows before a step is complete, the earlier one is not
-    logged.
+    If the next switch follows before a step is complete, the earlier one is not logged.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"roll_call_s": "survivor_report_s"}
@@ -169,7 +161,7 @@ class EvictedDetails(Details, kind=EventKind.EVICTED, writer="the leader"):
 class StalledDetails(Details, kind=EventKind.STALLED, writer="the leader"):
     """An event logged when no step completes for `stall_s` and for the time of 20 usual steps.
 
-    `workers` hold the job up; the reason says since when, and in which line of code.
+    The reason says since when, and in which line of code `workers` are.
     """
 
     workers: Annotated[tuple[str, ...], "those that hold the job up"]
@@ -195,10 +187,9 @@ class DrainDetails(Details, kind=EventKind.DRAIN, writer="the leader"):
 class DesiredDetails(Details, kind=EventKind.DESIRED, writer="whoever asks for it"):
     """An event logged when the desired number of workers on a host changes.
 
-    `by` is the kind of party that asked; `before` and `after` are the numbers by host. The
-    reason names the cause: `edl scale`, `edl migrate`, `edl profile`, a policy, a host that joins
-    or leaves, a slot that is disabled, a worker that leaves, or slots that the job borrows or has
-    to give back.
+    The reason names the cause: `edl scale`, `edl migrate`, `edl profile`, a policy, a host that
+    joins or leaves, a slot that is disabled, a worker that leaves, or slots that the job borrows or
+    has to give back.
     """
 
     by: Annotated[str, "`person`, `cluster`, `launcher`, `profile`, `policy` or `leader`"]
@@ -208,10 +199,7 @@ class DesiredDetails(Details, kind=EventKind.DESIRED, writer="whoever asks for i
 
 @dataclass(frozen=True)
 class ReclaimedDetails(Details, kind=EventKind.RECLAIMED, writer="an agent, or the leader"):
-    """An event logged when `slots` slots of `host` that the job had borrowed are free again.
-
-    That took `after_s` seconds from the request, which had given `within_s`.
-    """
+    """An event logged when slots of `host` that the job had borrowed are free again."""
 
     host: Annotated[str, "theirs"]
     slots: Annotated[int, "how many"]
@@ -221,10 +209,7 @@ class ReclaimedDetails(Details, kind=EventKind.RECLAIMED, writer="an agent, or t
 
 @dataclass(frozen=True)
 class PolicyDetails(Details, kind=EventKind.POLICY, writer="the leader"):
-    """An event logged when the job's policy makes a new decision, or fails and is switched off.
-
-    It wants `wanted_np` workers; `np` train, at `samples_per_s`. Or it has `failed`.
-    """
+    """An event logged when the job's policy makes a new decision, or fails and is switched off."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"wished": "wanted_np"}
 
@@ -236,7 +221,7 @@ class PolicyDetails(Details, kind=EventKind.POLICY, writer="the leader"):
 
 @dataclass(frozen=True)
 class PolicySetDetails(Details, kind=EventKind.POLICY_SET, writer="who sets it"):
-    """An event logged when a policy (`text`, from `source`) is set, or turned `on` or off."""
+    """An event logged when a policy is set, or turned `on` or off."""
 
     on: Annotated[bool, "it counts"]
     source: Annotated[str, "the file that it is from, or the script"]
@@ -245,7 +230,7 @@ class PolicySetDetails(Details, kind=EventKind.POLICY_SET, writer="who sets it")
 
 @dataclass(frozen=True)
 class GlobalBatchDetails(Details, kind=EventKind.GLOBAL_BATCH, writer="the leader"):
-    """An event logged when the job changes its global batch, `before` samples, to `batch`."""
+    """An event logged when the job changes its global batch."""
 
     before: Annotated[int, "samples of all workers together until then"]
     batch: Annotated[int, "those from then on"]
@@ -253,10 +238,7 @@ class GlobalBatchDetails(Details, kind=EventKind.GLOBAL_BATCH, writer="the leade
 
 @dataclass(frozen=True)
 class ProfilingDetails(Details, kind=EventKind.PROFILING, writer="`edl profile`"):
-    """An event logged when `edl profile` begins to measure the job at other sizes.
-
-    Until then `np` workers were wanted, by host as in `desired`; they are restored afterwards.
-    """
+    """An event logged when `edl profile` begins; afterwards the job has its size back."""
 
     np: Annotated[int, "workers wanted before"]
     desired: Annotated[Mapping[str, int], "host -> workers wanted there before"]
@@ -264,11 +246,7 @@ class ProfilingDetails(Details, kind=EventKind.PROFILING, writer="`edl profile`"
 
 @dataclass(frozen=True)
 class ProfileDetails(Details, kind=EventKind.PROFILE, writer="`edl profile`"):
-    """An event logged when `edl profile` has measured the job's throughput with `np` workers.
-
-    It was `throughput` (in `unit` a second, of all workers), with a mean step time of
-    `step_s`, over `steps` steps that took `seconds`.
-    """
+    """An event logged when `edl profile` has measured the job's throughput with `np` workers."""
 
     np: Annotated[int, "workers that trained"]
     throughput: Annotated[float, "of all together, a second"]
@@ -280,11 +258,7 @@ class ProfileDetails(Details, kind=EventKind.PROFILE, writer="`edl profile`"):
 
 @dataclass(frozen=True)
 class EndedDetails(Details):
-    """The common fields of events about a worker process that has ended.
-
-    They are its ``worker``, ``host`` and ``slot``, its ``exit_code``, and two parts of its output:
-    ``termination_message``, the line that best says why it ended, and ``output_tail``, the end.
-    """
+    """The common fields of events about a worker process that has ended."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"last_line": "termination_message"}
 
@@ -323,11 +297,7 @@ class WorkerExitedDetails(
 
 @dataclass(frozen=True)
 class WorkerFrozenDetails(Details, kind=EventKind.WORKER_FROZEN, writer="an agent"):
-    """An event logged when `worker` does not answer or is suspended, and its agent ends it.
-
-    It ran on `host` in `slot`; the file `stacks` on that host says where its threads were. It is
-    empty for a suspended worker.
-    """
+    """An event logged when `worker` does not answer or is suspended, and its agent ends it."""
 
     worker: Annotated[str, "that does not answer"]
     host: Annotated[str, "its host"]
@@ -354,10 +324,7 @@ class LogFailedDetails(Details, kind=EventKind.LOG_FAILED, writer="a worker"):
 
 @dataclass(frozen=True)
 class LogResumedDetails(Details, kind=EventKind.LOG_RESUMED, writer="a worker"):
-    """An event logged when `worker` on `host` can write its log file again.
-
-    Of its output `lost_bytes` are missing there.
-    """
+    """An event logged when `worker` on `host` can write its log file again."""
 
     worker: Annotated[str, "whose log it is"]
     host: Annotated[str, "its host"]
@@ -368,8 +335,8 @@ class LogResumedDetails(Details, kind=EventKind.LOG_RESUMED, writer="a worker"):
 class SlowWorkerDetails(Details, kind=EventKind.SLOW_WORKER, writer="rank 0"):
     """An event logged when `worker` computes much longer than the others, which wait for it.
 
-    In the last 50 steps its median in a step (`compute_s`) was at least twice that of the others
-    (`others_s`). The event is logged once for each ring and worker.
+    In the last 50 steps its median in a step was at least twice that of the others. The event is
+    logged once for each ring and worker.
     """
 
     worker: Annotated[str, "the slow one"]
@@ -383,9 +350,7 @@ class StragglerDetails(Details, kind=EventKind.STRAGGLER, writer="the leader"):
     """An event logged when the policy finds slow workers, changes their batches or replaces one.
 
     The event is also logged when such a worker is as fast as the others again; the event's reason
-    says which of these it is. The fields say which workers are slow (`workers`), on which host if
-    they are all the workers of it (`host`), what they are slow at (`at`), and the speed of the
-    slowest relative to the median (`speed`). Only a job whose policy handles
+    says which of these it is. Only a job whose policy handles
     [stragglers](../guides/job-size.md#stragglers) has such events.
     """
 
@@ -400,7 +365,6 @@ class LossSpikeDetails(Details, kind=EventKind.LOSS_SPIKE, writer="the leader"):
     """An event logged when the loss is not finite, or far above its lowest value.
 
     The guide says [how far](../guides/dashboard.md#loss-and-learning-rate).
-    The loss is that of step `at_step`; `spike` compares it with the losses before.
     """
 
     at_step: Annotated[int, "the step of the loss"]
@@ -431,7 +395,7 @@ class JobRestoredDetails(Details, kind=EventKind.JOB_RESTORED, writer="a worker,
 class SlotDisabledDetails(
     Details, kind=EventKind.SLOT_DISABLED, writer="an agent, or `edl-worker`"
 ):
-    """An event logged when no worker is started any more in slot number `slot` of `host`.
+    """An event logged when no worker is started any more in a slot of `host`.
 
     The slot failed more than `max_restarts` times in a row, or its worker can never join the job.
     """
@@ -452,10 +416,7 @@ class NoTemplateDetails(Details, kind=EventKind.NO_TEMPLATE, writer="an agent"):
 
 @dataclass(frozen=True)
 class CheckpointDetails(Details, kind=EventKind.CHECKPOINT, writer="rank 0"):
-    """An event logged when rank 0 has written a checkpoint of `bytes` bytes to the file `path`.
-
-    Training paused for `capture_s` seconds; beside it, the writing took `write_s`.
-    """
+    """An event logged when rank 0 has written a checkpoint."""
 
     path: Annotated[str, "of its file"]
     bytes: Annotated[int, "its size"]
@@ -485,11 +446,7 @@ class CheckpointRefusedDetails(
 
 @dataclass(frozen=True)
 class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the state source"):
-    """An event logged when the state source has loaded a checkpoint, which it sends to others.
-
-    `path` is its file. After the death of all workers at least `lost_steps` steps are lost
-    (else it is None).
-    """
+    """An event logged when the state source has loaded a checkpoint, which it sends to others."""
 
     path: Annotated[str, "of the file"]
     lost_steps: Annotated[
@@ -499,12 +456,9 @@ class ResumedDetails(Details, kind=EventKind.RESUMED, writer="the state source")
 
 @dataclass(frozen=True)
 class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"):
-    """An event logged when the workers' states differ.
+    """An event logged when the workers' [states](../explanation/guarantees.md#equal-states) differ.
 
-    The reason says after which step, and what differs first. `workers` differ from most others
-    (empty: there is no majority). They
-    [get the state](../explanation/guarantees.md#equal-states) of the worker
-    `resynced_from`; if that is None, the job ends, or, if only newcomers differ, these end.
+    The reason says after which step, and what differs first.
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"healed_from": "resynced_from"}
@@ -521,8 +475,7 @@ class StateDiffersDetails(Details, kind=EventKind.STATE_DIFFERS, writer="rank 0"
 class ExactAuditDetails(Details, kind=EventKind.EXACT_AUDIT, writer="rank 0"):
     """An event logged when logical workers were [trained twice](../guides/exact.md#audit).
 
-    Both times the bits were the same; a difference ends the job. `steps` steps were audited, and in
-    them `compared` logical workers, `apart` of them on two different workers.
+    Both times the bits were the same; a difference ends the job.
     """
 
     steps: Annotated[int, "audited"]
@@ -534,9 +487,7 @@ class ExactAuditDetails(Details, kind=EventKind.EXACT_AUDIT, writer="rank 0"):
 class DataSkippedDetails(Details, kind=EventKind.DATA_SKIPPED, writer="rank 0"):
     """An event logged when the loader is created over damaged data.
 
-    The reason says which parts `on_error="skip"` [leaves out](../guides/data.md#damage): `bytes`
-    bytes in `parts` parts of `files` files. `file` and `offset` are the place of a single
-    part (None: several).
+    The reason says which parts `on_error="skip"` [leaves out](../guides/data.md#damage).
     """
 
     bytes: Annotated[int, "left out"]
@@ -558,9 +509,8 @@ class TrainingStoppedDetails(Details, kind=EventKind.TRAINING_STOPPED, writer="r
 class EpochLeftDetails(Details, kind=EventKind.EPOCH_LEFT, writer="rank 0"):
     """An event logged when all workers leave an epoch early.
 
-    A loop of the script was shorter than the epoch with the number `epoch`: `trained` samples
-    of it are trained, `untrained` are not (None: a stream). The workers go on to the next epoch,
-    or end. `edl run` does not show this event.
+    A loop of the script was shorter than the epoch. The workers go on to the next epoch, or end.
+    `edl run` does not show this event.
     """
 
     epoch: Annotated[int, "counted from 0"]

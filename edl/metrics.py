@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from edl.event_text import CHANGE_KINDS, kind_of_change, longest_stall
@@ -272,25 +271,20 @@ WORKER_METRICS = (
 )
 
 
-@dataclass(frozen=True)
-class WorkerSnapshot:
-    version: str  # of edl
-    job: str
-    host: str
-    worker: str  # "w3"; empty before it is registered
-    leads: bool
-    connected: bool  # to ZooKeeper
-    progress: WorkerProgress
-    totals: StepTotals
-    now_s: float  # by the clock of `progress.updated_at`
-
-
-def worker_samples(facts: WorkerSnapshot) -> list[Sample]:
-    progress, totals = facts.progress, facts.totals
+def worker_samples(
+    version: str,  # of edl
+    labels: tuple[str, str, str],  # job, host and "w3", which is empty before it is registered
+    progress: WorkerProgress,
+    totals: StepTotals,
+    now_s: float,  # by the clock of `progress.updated_at`
+    *,
+    leads: bool,
+    connected: bool,  # to ZooKeeper
+) -> list[Sample]:
     return [
-        BUILD_INFO(1, facts.version),
-        WORKER_INFO(1, facts.job, facts.host, facts.worker),
-        LEADER(int(facts.leads)),
+        BUILD_INFO(1, version),
+        WORKER_INFO(1, *labels),
+        LEADER(int(leads)),
         WORKER_GENERATION(progress.generation),
         WORKER_STEP(progress.step),
         STEPS(totals.steps),
@@ -299,6 +293,6 @@ def worker_samples(facts: WorkerSnapshot) -> list[Sample]:
         STEP_PARTS(totals.data_us / 1e6, "data"),
         STEP_PARTS(totals.compute_us / 1e6, "compute"),
         STEP_PARTS(totals.reduce_us / 1e6, "reduce"),
-        STEP_AGE(max(0.0, facts.now_s - progress.updated_at)),
-        ZOOKEEPER_CONNECTED(int(facts.connected)),
+        STEP_AGE(max(0.0, now_s - progress.updated_at)),
+        ZOOKEEPER_CONNECTED(int(connected)),
     ]

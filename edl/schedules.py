@@ -56,8 +56,8 @@ class Schedule(ABC):
         """
         if not samples >= 0:
             self._refuse(f"{samples:g} samples cannot be trained; give 0 or more")
-        if samples <= self.warmup:
-            return self.peak_lr * samples / self.warmup if self.warmup else self.peak_lr
+        if self.warmup and samples <= self.warmup:
+            return self.peak_lr * samples / self.warmup
         return self._after_warmup(samples)
 
     @abstractmethod
@@ -241,16 +241,6 @@ class OneCycle(Budgeted):
             self._refuse(f"rise is {self.rise:g}; it must lie between 0 and 1")
         self._check_rate("start", self.start)
         self._check_rate("end", self.end)
-
-    def at(self, samples: float) -> float:
-        """Return the learning rate of the update that brings the job to ``samples`` samples.
-
-        ``samples`` counts from the begin of the job, and includes the batch of that update.
-
-        Raises:
-            UsageError: ``samples`` is negative or NaN.
-        """
-        return self._after_warmup(samples) if samples >= 0 else super().at(samples)
 
     def _after_warmup(self, samples: float) -> float:
         first, top = self.start * self.peak_lr, self.rise * self.total

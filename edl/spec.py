@@ -7,8 +7,8 @@ Settings of a machine or a process (addresses, ZooKeeper, the slot) are in :mod:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from edl.errors import ConfigError, UsageError
@@ -71,24 +71,6 @@ def check_settings(values: Any) -> None:
             raise ConfigError(
                 one.name, f"{one.name} is {value!r}; it must be {' or '.join(choices)}"
             )
-
-
-def row(one: Field[Any]) -> tuple[str, str, str, str]:
-    about: Mapping[str, Any] = one.metadata
-    option = f" (`edl run {about['option']}`)" if about["option"] else ""
-    assert one.default is not MISSING
-    name, default = f"`{one.name}`", _shown(one.default)
-    return name, f"`{variable(one.name)}`", default, f"{about['help']}{option}"
-
-
-def _shown(default: object) -> str:
-    if default is None:
-        return "none"
-    if default in ("", ()):
-        return "empty"
-    if isinstance(default, bool):
-        return f"`{int(default)}`"
-    return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
 
 
 # ------------------------------------------------------------

@@ -416,7 +416,6 @@ MIN_PAUSE_S = 1.0
 READS_PER_S = 200.0  # from ZooKeeper, at most
 MAX_EVENTS = 8  # that are shown
 _BAR = 60  # characters
-_HEAD = 7  # lines above the workers, about
 _STYLES = {Severity.NORMAL: "", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
 

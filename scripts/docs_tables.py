@@ -12,7 +12,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import NoneType
@@ -48,7 +48,7 @@ from edl.install.horovod_wheel import GPU_ONLY, patches
 from edl.metric import Metric
 from edl.metrics import JOB_METRICS, WORKER_METRICS
 from edl.records import SwitchParts, TrainingStatus
-from edl.spec import JobSettings, Sizes, row
+from edl.spec import JobSettings, Sizes, variable
 from edl.status import JobStatus, JobSummary, MemberStatus
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -170,13 +170,33 @@ def _metrics(declared: tuple[Metric, ...]) -> str:
 
 def settings() -> str:
     """Those of a job, as they are declared."""
-    rows = (row(field) for kind in (Sizes, JobSettings) for field in fields(kind))
+    rows = (setting_row(field) for kind in (Sizes, JobSettings) for field in fields(kind))
     return _table(("field", "environment", "default", "meaning"), rows)
+
+
+def setting_row(one: Field[Any]) -> tuple[str, str, str, str]:
+    """Return a setting as a row of the table."""
+    about: Mapping[str, Any] = one.metadata
+    option = f" (`edl run {about['option']}`)" if about["option"] else ""
+    assert one.default is not MISSING
+    name, default = f"`{one.name}`", shown_default(one.default)
+    return name, f"`{variable(one.name)}`", default, f"{about['help']}{option}"
+
+
+def shown_default(default: object) -> str:
+    """Return the default of a setting as the table has it."""
+    if default is None:
+        return "none"
+    if default in ("", ()):
+        return "empty"
+    if isinstance(default, bool):
+        return f"`{int(default)}`"
+    return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
 
 
 def process_settings() -> str:
     """Those of a process, as they are declared."""
-    rows = (row(one) for one in fields(Config) if one.name not in ("sizes", "job_settings"))
+    rows = (setting_row(one) for one in fields(Config) if one.name not in ("sizes", "job_settings"))
     return _table(("field", "environment", "default", "meaning"), rows)
 
 

@@ -192,13 +192,6 @@ BODY_S = 10.0  # for the body of a request to come
 LIMITS = AuthenticatorLimits(used_nonces=65536)  # 2,000 signed requests a second for 30 s
 
 
-@dataclass(frozen=True)
-class Caller:
-    """The sender of an authenticated request."""
-
-    by: str  # the caller as the event log names it
-
-
 class RequestAuthenticator:
     """The keys of a cluster by which the API accepts signed requests and bearer tokens."""
 
@@ -215,8 +208,8 @@ class RequestAuthenticator:
         return HttpError(401, "Unauthenticated", message, challenge)
 
 
-async def who(request: Request) -> Caller:
-    """Return who has sent `request`, whose body is read into `request.state.body`."""
+async def who(request: Request) -> str:
+    """Return who has sent `request`, for the event log; the body is in `request.state.body`."""
     request.state.body = body = await read_body(request)
     authenticator: RequestAuthenticator = request.app.state.authenticator
     given = request.headers.get("authorization", "")
@@ -246,7 +239,7 @@ async def who(request: Request) -> Caller:
             what = f"{request.method} {request.url.path} has no query parameter {name!r}"
             raise HttpError(422, "UsageError", f"{what}; {ask}")
     host = request.client.host if request.client else "somewhere"
-    return Caller(f"{host} by HTTP")
+    return f"{host} by HTTP"
 
 
 def target_of(request: Request) -> str:

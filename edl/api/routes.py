@@ -32,7 +32,7 @@ from edl.api.records import (
     takes,
     takes_record,
 )
-from edl.api.requests import JSON, YAML, Caller, HttpError, answer, sent_manifest, sent_record, who
+from edl.api.requests import JSON, YAML, HttpError, answer, sent_manifest, sent_record, who
 from edl.client.waiting import flat_of_cluster
 from edl.cluster.client.client import STATES, Cluster
 from edl.cluster.client.history_file import MAX_ROWS, HistoryFile
@@ -168,9 +168,9 @@ After = Annotated[int, Query(description="Only events with a greater number.", g
 class Api:
     """The cluster of the API, for one request of an authenticated caller."""
 
-    def __init__(self, request: Request, caller: Annotated[Caller, Depends(who)]) -> None:
+    def __init__(self, request: Request, by: Annotated[str, Depends(who)]) -> None:
         self.request = request
-        self._by = caller.by
+        self._by = by
         self._pool: ClusterPool = request.app.state.pool
 
     async def ask(self, question: Callable[[Cluster], T]) -> T:

@@ -24,7 +24,6 @@ from edl.errors import UsageError
 from edl.text import counted, rounded, verb
 from edl.zookeeper.access import CLUSTERS, replace_file
 
-NO_LIMIT = 0  # as `--max 0`
 QueueArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the queue.")]
 
 

@@ -79,7 +79,7 @@ class Verbs(TyperGroup):
 def command_named(name: str) -> Any:
     """Import a command of edl, add the options that all commands share, and return it."""
     verb = VERBS[name]
-    one = typer.Typer(
+    group = typer.Typer(
         help=verb.help or None,
         no_args_is_help=bool(verb.verbs),
         add_completion=False,
@@ -88,12 +88,13 @@ def command_named(name: str) -> Any:
     for each in verb.verbs or (verb,):
         parser: Any = _found(each.parser) if each.parser else None
         settings = dict(each.settings) or None
-        add = one.command(each.name, cls=parser, context_settings=settings, epilog=each.epilog())
+        add = group.command(each.name, cls=parser, context_settings=settings, epilog=each.epilog())
         add(_found(each.calls))
-    command: Any = typer.main.get_command(one)
+    command: Any = typer.main.get_command(group)
     command.name = name
-    _complete_values(command)
-    _let_know_secret(command)
+    for one in (command, *getattr(command, "commands", {}).values()):
+        _complete_values(one)
+        _let_know_secret(one)
     _take_job_by_option(command)
     _take_old_options(command)
     return command
@@ -105,8 +106,6 @@ def _found(named: str) -> Any:
 
 
 def _complete_values(command: Any) -> None:
-    for one in getattr(command, "commands", {}).values():
-        _complete_values(one)
     for parameter in command.params:
         word = parameter.metavar or ""
         word = "CLUSTER" if "--cluster" in parameter.opts else word
@@ -172,8 +171,6 @@ def _take_job_by_option(command: Any) -> None:
 
 
 def _let_know_secret(command: Any) -> None:
-    for one in getattr(command, "commands", {}).values():
-        _let_know_secret(one)
     if not any("--zookeeper" in parameter.opts for parameter in command.params):
         return
     of_cluster = any("--cluster" in parameter.opts for parameter in command.params)

@@ -182,7 +182,7 @@ def _figures(outcome: RunOutcome, history: bool) -> dict[str, Any]:
     setup: dict[str, Any] = {"policy": run.policy, "nodes": run.nodes, "slots": run.slots}
     setup["interval_s"] = run.rules.interval_s
     if history:
-        setup["over_time"] = [level.figures() for level in levels(outcome.result)]
+        setup["over_time"] = [level._asdict() for level in levels(outcome.result)]
     return setup | outcome.result.figures(history)
 
 

@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -223,10 +224,7 @@ def _figures(found: Explanation) -> dict[str, object]:
         ],
         "modelled": {str(np): rate for np, rate in found.modelled.items()},
         "times": [one.to_json() for one in found.learned.times],
-        "verdicts": [
-            {"fewer": one.fewer, "more": one.more, "pays": one.pays, "why": one.why}
-            for one in found.verdicts
-        ],
+        "verdicts": [asdict(one) for one in found.verdicts],
     }
 
 

@@ -5,15 +5,15 @@ Each function writes what is asked for into the job's records, and waits for it 
 
 from __future__ import annotations
 
-import ast
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
+from symtable import symtable
 from typing import SupportsIndex
 
 from edl.client.waiting import (
@@ -561,23 +561,12 @@ def _find(rule: CustomRule, directories: Sequence[Path], source: str) -> None:
     if spec is None or not (spec.origin or "").endswith(".py"):
         return
     try:
-        tree = ast.parse(Path(spec.origin or "").read_text())
+        names = symtable(Path(spec.origin or "").read_text(), spec.origin or "", "exec")
     except (OSError, SyntaxError, ValueError) as error:
         raise UsageError(f"{source}: cannot read the rule {rule}: {error}") from None
-    if rule.function not in {name for node in tree.body for name in _names(node)}:
+    known = (one for one in names.get_symbols() if one.is_assigned() or one.is_imported())
+    if rule.function not in {one.get_name() for one in known}:
         raise UsageError(f"{source}: {spec.origin} has no function {rule.function}")
-
-
-def _names(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        yield node.name
-    elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        yield from (alias.asname or alias.name for alias in node.names)
-    elif isinstance(node, ast.Assign):
-        yield from (target.id for target in node.targets if isinstance(target, ast.Name))
-    elif isinstance(node, (ast.If, ast.Try)):
-        yield from (name for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.stmt)
-                    for name in _names(inner))  # fmt: skip
 
 
 def stands(policy: JobPolicy, held_s: float = 0.0) -> str:

@@ -7,7 +7,7 @@ import hmac
 import logging
 import secrets
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from starlette.responses import Response
 from edl.client.changes import stands
 from edl.client.job import Job
 from edl.cluster.client.client import Cluster
-from edl.dashboard.answers import Handler, json_answer, with_token
+from edl.dashboard.answers import json_answer
 from edl.errors import EdlError, UsageError
 from edl.http.signing import decoded_json
 from edl.text import seconds
@@ -198,22 +198,17 @@ async def in_daemon_thread(call: Callable[[], str]) -> str:
     return await asyncio.wrap_future(done)
 
 
-def action_handler() -> Handler:
-    """Return a handler of requests for an action, whose path names the verb, and maybe the job."""
-
-    async def act(request: Request) -> Response:
-        runner: ActionRunner = request.app.state.action_runner
-        if refusal := runner.refusal(request):
-            return json_answer({"message": refusal}, 403)
-        try:
-            values = await _values(request)
-            job, verb = request.path_params.get("job", ""), request.path_params["verb"]
-            return json_answer({"message": await runner.act(job, verb, values)})
-        except EdlError as error:
-            return json_answer({"message": str(error)}, 400)
-
-    handler: Callable[[Request], Awaitable[Response]] = act
-    return with_token(handler)
+async def act(request: Request) -> Response:
+    """Carry out a request for an action, whose path names the verb, and maybe the job."""
+    runner: ActionRunner = request.app.state.action_runner
+    if refusal := runner.refusal(request):
+        return json_answer({"message": refusal}, 403)
+    try:
+        values = await _values(request)
+        job, verb = request.path_params.get("job", ""), request.path_params["verb"]
+        return json_answer({"message": await runner.act(job, verb, values)})
+    except EdlError as error:
+        return json_answer({"message": str(error)}, 400)
 
 
 async def _values(request: Request) -> Mapping[str, Any]:

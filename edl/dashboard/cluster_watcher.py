@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 from edl.cluster.client.history_file import HistoryFile
@@ -22,7 +21,7 @@ from edl.cluster.status import ClusterJobStatus, ClusterStatus, described
 from edl.cluster.store import ClusterSnapshot, ClusterStore
 from edl.cluster.submission import TenantStore
 from edl.cluster.view import JobView
-from edl.dashboard.job_watcher import JobWatcher, PageWatcher, PublishedPage
+from edl.dashboard.job_watcher import JobWatcher, PageWatcher
 from edl.dashboard.view.charts import SlotChart, slot_chart
 from edl.dashboard.view.cluster_page import (
     ClusterJobSummary,
@@ -124,15 +123,6 @@ IN_USE_S = 5.0  # after a request, in which the page is not closed for another o
 OpenJob = Callable[[str], AbstractContextManager[JobStore]]
 
 
-@dataclass
-class WatchedPage:
-    """The page of one job, which is kept up to date."""
-
-    watcher: JobWatcher  # keeps it up to date
-    resources: ExitStack  # ends the watcher and its session
-    used_s: float  # when somebody asked for it last, by the clock of `ClusterJobPages`
-
-
 class ClusterJobPages:
     """The pages of the jobs of a cluster, opened when a browser asks, closed when none does."""
 
@@ -141,53 +131,52 @@ class ClusterJobPages:
     def __init__(self, open_job: OpenJob, clock: Callable[[], float] = time.monotonic) -> None:
         self._open_job = open_job
         self._clock = clock
-        self._pages: dict[str, WatchedPage] = {}
+        # job -> the watcher of its page, and what ends that with its session
+        self._pages: dict[str, tuple[JobWatcher, ExitStack]] = {}
         self._lock = asyncio.Lock()
 
     async def watcher(self, job: str) -> JobWatcher:
         async with self._lock:
-            now_s = self._clock()
-            found = self._pages.get(job)
-            if found is None:
-                await self._make_room(now_s)
-                found = await asyncio.to_thread(self._opened, job)
-                self._pages[job] = found
-            found.used_s = now_s
-            return found.watcher
-
-    def page(self, job: str, watcher: JobWatcher) -> PublishedPage:
-        """Return the newest page of the job, and note that somebody looks at it."""
-        if job in self._pages:
-            self._pages[job].used_s = self._clock()
-        return watcher.page
+            if job not in self._pages:
+                await self._make_room()
+                self._pages[job] = await asyncio.to_thread(self._opened, job)
+            watcher, _ = self._pages[job]
+            watcher.page_in_use()
+            return watcher
 
     async def close_idle(self) -> None:
         async with self._lock:
-            now_s = self._clock()
-            for job in [j for j, one in self._pages.items() if now_s - one.used_s >= IDLE_S]:
-                await asyncio.to_thread(self._pages.pop(job).resources.close)
+            for job in [job for job in self._pages if self._unused_s(job) >= IDLE_S]:
+                await asyncio.to_thread(self._close, job)
 
     def close(self) -> None:
         for job in tuple(self._pages):
-            self._pages.pop(job).resources.close()
+            self._close(job)
 
-    async def _make_room(self, now_s: float) -> None:
+    def _close(self, job: str) -> None:
+        _, resources = self._pages.pop(job)
+        resources.close()
+
+    def _unused_s(self, job: str) -> float:
+        return self._clock() - self._pages[job][0].used_s
+
+    async def _make_room(self) -> None:
         """Close the page that was used least recently if there are as many as there may be."""
         if len(self._pages) < MAX_PAGES:
             return
-        oldest = min(self._pages, key=lambda job: self._pages[job].used_s)
-        if now_s - self._pages[oldest].used_s < IN_USE_S:
+        oldest = max(self._pages, key=self._unused_s)
+        if self._unused_s(oldest) < IN_USE_S:
             raise UsageError(
                 f"this server shows {MAX_PAGES} jobs at a time, and somebody looks at each of "
                 "them; close the page of another job, or use `edl dashboard JOB`"
             )
-        await asyncio.to_thread(self._pages.pop(oldest).resources.close)
+        await asyncio.to_thread(self._close, oldest)
 
-    def _opened(self, job: str) -> WatchedPage:
+    def _opened(self, job: str) -> tuple[JobWatcher, ExitStack]:
         with ExitStack() as stack:
             store = stack.enter_context(self._open_job(job))
-            watcher = stack.enter_context(JobWatcher(store))
-            return WatchedPage(watcher, stack.pop_all(), self._clock())
+            watcher = stack.enter_context(JobWatcher(store, steady_clock=self._clock))
+            return watcher, stack.pop_all()
 
 
 MAX_INTERVALS = 20_000  # of slots that are read for one chart

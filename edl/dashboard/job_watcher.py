@@ -197,6 +197,7 @@ class JobWatcher(PageWatcher):
         self._store = store
         self._clock, self._steady_clock = clock, steady_clock
         self._ask, self._probe = ask, probe
+        self.used_s = steady_clock()  # when somebody looked at the page last
         self._forget()
 
     def _forget(self) -> None:
@@ -216,6 +217,11 @@ class JobWatcher(PageWatcher):
         self._asked: WorkerReports | None = None  # what they last answered in this outage
         self._asked_at_s = 0.0
         self._over = False
+
+    def page_in_use(self) -> PublishedPage:
+        """Return the newest page, and note that somebody looks at it."""
+        self.used_s = self._steady_clock()
+        return self.page
 
     def events(self, choice: EventChoice) -> Sequence[EventView]:
         return self._events.chosen(choice)

@@ -36,7 +36,7 @@ from edl.job.run import JobEnd
 from edl.job.script import UNSERVED_S, ScriptOfJob, as_json, waits_for_ended
 from edl.job.stall import FOR_COLLECTIVE
 from edl.metric import Sample
-from edl.metrics import WorkerSnapshot, worker_samples
+from edl.metrics import worker_samples
 from edl.policy.scaling_profile import ScalingProfile
 from edl.records import Generation, JobPolicy, JobState, Leader, Member, RingFailure, Stage
 from edl.ring.rendezvous import RendezvousServer
@@ -109,18 +109,15 @@ class WorkerEndpoints:
 
     def _metrics(self) -> Iterable[Sample]:
         leader, worker = self._shared.leader, self._shared.worker
+        name = f"w{worker}" if worker >= 0 else ""
         return worker_samples(
-            WorkerSnapshot(
-                version=__version__,
-                job=self._store.name,
-                host=self._config.host,
-                worker=f"w{worker}" if worker >= 0 else "",
-                leads=leader is not None and leader.worker == worker,
-                connected=self._store.session.connected,
-                progress=self._shared.progress,
-                totals=self._shared.step_totals,
-                now_s=time.monotonic(),
-            )
+            __version__,
+            (self._store.name, self._config.host, name),
+            self._shared.progress,
+            self._shared.step_totals,
+            time.monotonic(),
+            leads=leader is not None and leader.worker == worker,
+            connected=self._store.session.connected,
         )
 
 

@@ -168,9 +168,6 @@ class Usage(NamedTuple):
     used: int  # slots, by all jobs together
     waiting: int  # jobs that are there and have no slots
 
-    def figures(self) -> dict[str, Any]:
-        return self._asdict()
-
 
 def spans(job: JobResult) -> list[SlotSpan]:
     changes = [(job.arrival_s, 0)] + [(one.at_s, slot_count(one.placement)) for one in job.history]

@@ -14,8 +14,8 @@ from shown_job import NAME, SECRET, ShownStore
 
 from edl.dashboard.actions import MAX_ACTIONS, MAX_BYTES, ActionRunner, in_daemon_thread
 from edl.dashboard.answers import HEADERS, SecureApplication, view_token
+from edl.dashboard.app import dashboard_app
 from edl.dashboard.job_watcher import JobWatcher
-from edl.dashboard.server import dashboard_app
 from edl.errors import UsageError
 
 pytestmark = pytest.mark.long  # Starlette takes 0.3 s to import

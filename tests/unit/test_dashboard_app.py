@@ -21,8 +21,8 @@ from shown_job import (
 )
 
 from edl.dashboard.answers import HEADERS, view_token
+from edl.dashboard.app import dashboard_app
 from edl.dashboard.job_watcher import JobWatcher, PublishedPage, are_events_gone
-from edl.dashboard.server import OneJobPage, dashboard_app
 from edl.dashboard.view.outage import ServerProbe, WorkerReports
 from edl.errors import CoordinationError, UnknownJob
 from edl.events import CheckpointFailedDetails
@@ -86,8 +86,8 @@ def test_all_answers_have_the_secure_headers(watcher: JobWatcher) -> None:
 
     for path, token in (("/", None), ("/none", None), ("/api/page", None), ("/api/page", TOKEN)):
         assert is_secure(get(app, path, token)[1]), path
-    app.state.jobs = None  # a defect
-    status, headers, body = get(app, "/api/page", error=AttributeError)
+    app.state.watcher_of = None  # a defect
+    status, headers, body = get(app, "/api/page", error=TypeError)
     assert (status, is_secure(headers), b"Traceback" in body) == (500, True, False)
 
 
@@ -299,7 +299,9 @@ def test_another_start_of_the_job_begins_anew(watcher: JobWatcher, store: ShownS
     assert json.loads(watcher.page.patch())["sections"]["timeline"]["bands"] == []
 
 
-def test_a_stream_sends_the_page_and_ends_with_the_server(watcher: JobWatcher) -> None:
+def test_a_stream_sends_the_page_and_ends_with_the_server(
+    watcher: JobWatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = dashboard_app(watcher, TOKEN)
 
     def turned() -> PublishedPage:
@@ -307,8 +309,7 @@ def test_a_stream_sends_the_page_and_ends_with_the_server(watcher: JobWatcher) -
         return page
 
     page = watcher.page
-    turns: Any = type("Watcher", (), {"page": property(lambda _: turned())})()
-    app.state.jobs = OneJobPage(turns)
+    monkeypatch.setattr(watcher, "page_in_use", turned)
     status, headers, body = get(app, "/api/stream")
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     assert body.startswith(b'data: {"instance":"')

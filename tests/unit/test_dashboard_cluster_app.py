@@ -17,8 +17,8 @@ from shown_job import ShownStore
 from edl.cluster.client.history_file import HistoryFile
 from edl.cluster.lifecycle import ClusterEventKind
 from edl.dashboard.answers import HEADERS, SecureApplication, view_token
+from edl.dashboard.app import cluster_app
 from edl.dashboard.cluster_watcher import MAX_PAGES, ClusterJobPages, ClusterWatcher
-from edl.dashboard.server import cluster_app
 from edl.errors import CoordinationError, UnknownJob, UsageError
 
 pytestmark = pytest.mark.long  # Starlette takes 0.3 s to import
@@ -64,7 +64,7 @@ def opened() -> Opened:
 @pytest.fixture
 def app(watcher: ClusterWatcher, opened: Opened) -> Iterator[SecureApplication]:
     pages = ClusterJobPages(opened)
-    yield cluster_app(watcher, pages, TOKEN)
+    yield cluster_app(watcher, pages.watcher, TOKEN)
     pages.close()
     assert opened.open == []
 
@@ -208,7 +208,7 @@ def test_a_history_that_cannot_be_written_is_only_said(
     found: Any = store  # a directory of another user does the same
     one = ClusterWatcher(found, HistoryFile(blocked / "history.sqlite"))
     one.turn()
-    app = cluster_app(one, ClusterJobPages(opened), TOKEN)
+    app = cluster_app(one, ClusterJobPages(opened).watcher, TOKEN)
     assert (
         "cannot be kept: File exists; let this user write" in (sections(app)["history"]["problem"])
     )
@@ -244,7 +244,7 @@ def test_pages_of_jobs_are_closed_when_nobody_looks_and_for_others(opened: Opene
     now[0] = 65.0
     watcher = asyncio.run(pages.watcher("more"))
     now[0] = 100.0
-    assert pages.page("more", watcher) is watcher.page
+    assert watcher.page_in_use() is watcher.page
     now[0] = 120.0
     asyncio.run(pages.close_idle())
     assert opened.open == ["more"]

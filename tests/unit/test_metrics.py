@@ -20,7 +20,6 @@ from edl.metrics import (
     UNKNOWN,
     WORKER_METRICS,
     EventCounts,
-    WorkerSnapshot,
     job_samples,
     scrape_targets,
     worker_samples,
@@ -51,8 +50,9 @@ def value(samples: list[Sample], name: str, *labels: str) -> float:
     return found.value
 
 
-def facts(progress: WorkerProgress, totals: StepTotals, now_s: float = 0.0) -> WorkerSnapshot:
-    return WorkerSnapshot("1.2", "digits", "a", "w3", True, True, progress, totals, now_s)
+def samples_of(progress: WorkerProgress, totals: StepTotals, now_s: float = 0.0) -> list[Sample]:
+    labels = "digits", "a", "w3"
+    return worker_samples("1.2", labels, progress, totals, now_s, leads=True, connected=True)
 
 
 def test_a_histogram_counts_a_value_at_a_limit_below_it() -> None:
@@ -66,7 +66,7 @@ def test_a_worker_tells_its_progress() -> None:
     progress = WorkerProgress(step=7, generation=2, size=3, samples_total=99, updated_at=5.0)
     totals = StepTotals()
     totals.steps = 4
-    samples = worker_samples(facts(progress, totals, now_s=6.5))
+    samples = samples_of(progress, totals, now_s=6.5)
     assert value(samples, "edl_step") == 7
     assert value(samples, "edl_steps_total") == 4  # it joined after the third
     assert value(samples, "edl_samples_total") == 99
@@ -135,7 +135,7 @@ def test_the_text_format_of_prometheus() -> None:
 
 
 def test_open_metrics_for_a_client_that_asks_for_it() -> None:
-    samples = worker_samples(facts(WorkerProgress(), StepTotals()))
+    samples = samples_of(WorkerProgress(), StepTotals())
     text, kind = exposition(samples, OPEN_METRICS)
     lines = text.decode().splitlines()
     assert kind.startswith("application/openmetrics-text")

@@ -540,17 +540,17 @@ def _row(
     if times is None or member.rank is None:
         return row
     speed = times.samples / times.own_s / usual if usual and times.own_s > 0 else None
-    measured = {
-        "samples": times.samples,
-        "compute_s": times.compute_s,
-        "data_s": times.data_s,
-        "reduce_s": least_s,
-        "wait_s": max(0.0, times.reduce_s - least_s),
-        "speed": speed,
-        "is_slow": row.is_slow or (speed is not None and speed < SLOW_BELOW),
-        "note": _note(member, speed, row.is_slow),
-    }
-    return WorkerRow(**{**vars(row), **measured})
+    return replace(
+        row,
+        samples=times.samples,
+        compute_s=times.compute_s,
+        data_s=times.data_s,
+        reduce_s=least_s,
+        wait_s=max(0.0, times.reduce_s - least_s),
+        speed=speed,
+        is_slow=row.is_slow or (speed is not None and speed < SLOW_BELOW),
+        note=_note(member, speed, row.is_slow),
+    )
 
 
 def _note(member: MemberStatus, speed: float | None, is_slowest: bool) -> str:

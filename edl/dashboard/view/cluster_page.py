@@ -41,19 +41,14 @@ class ClusterObservation:
     viewer: str = ""  # the tenant who looks; empty: the administrator
 
 
-@dataclass(frozen=True)
-class HostSummary(Record):
-    """A host as the page lists it; a lease without a host is listed as one, too."""
+@dataclass(frozen=True, kw_only=True)
+class HostSummary(HostStatus):
+    """A host as the page lists it; a lease without a host is listed as one without a name."""
 
-    host: Annotated[str, "its name; empty: the engine has not said where the lease is"]
-    state: Annotated[str, "its state, as `edl cluster status` has it; of a lease, the engine's"]
     tone: Annotated[str, "`good`, `warning`, or `over`"]
-    slots: Annotated[int, "slots that it offers"]
-    used: Annotated[int, "slots that jobs have there"]
-    jobs: Annotated[Mapping[str, int], "job -> its slots there, those with the most"]
-    more_jobs: Annotated[int, "jobs there that are not in `jobs`"]
-    labels: Annotated[Mapping[str, str], "its labels"]
-    kind: Annotated[str, "the kind of machine; empty: not given"]
+    more_jobs: Annotated[
+        int, "jobs there that are not in `jobs`, which has those with the most"
+    ] = 0
     lease: Annotated[str, "the lease under which an engine lends it, with its state"]
 
 
@@ -141,15 +136,8 @@ def host_views(hosts: Sequence[HostStatus], leases: LeaseTable) -> dict[str, Any
     known = {one.host for one in hosts}
     absent = [
         HostSummary(
-            host="",
-            state=str(one.state),
+            *("", str(one.state), one.slots, 0, {}, {}, "", ""),
             tone="warning",
-            slots=one.slots,
-            used=0,
-            jobs={},
-            more_jobs=0,
-            labels={},
-            kind="",
             lease=f"{name}: {one.why}" if one.why else name,
         )
         for name, one in leases.leases.items()
@@ -201,14 +189,8 @@ def _host_view(host: HostStatus, lease: str) -> HostSummary:
     most = sorted(host.jobs.items(), key=lambda one: (-one[1], one[0]))[:MAX_HOST_JOBS]
     tone = "good" if host.state == "offers" else "over" if host.state == "drained" else "warning"
     return HostSummary(
-        host=host.host,
-        state=host.state,
+        **{**vars(host), "jobs": dict(most)},
         tone=tone,
-        slots=host.slots,
-        used=host.used,
-        jobs=dict(most),
         more_jobs=len(host.jobs) - len(most),
-        labels=host.labels,
-        kind=host.kind,
         lease=lease,
     )

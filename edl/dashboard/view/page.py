@@ -194,32 +194,24 @@ def _place(job: ClusterJobStatus) -> tuple[int, float]:
 QUIET_S = 2.0  # without a step, and five usual steps: then the job stands still
 
 
+# The fields of the job's status that the header of its page has, too.
+_OF_STATUS = (
+    *("job", "state", "reason", "policy", "command", "leader", "term", "generation", "min_np"),
+    *("max_np", "sizes", "step", "epoch", "median_step_s", "global_batch", "zookeeper"),
+)
+
+
 @dataclass(frozen=True)
 class JobHeader(Record):
-    """The header of a job's page. Times are in seconds, points in time in seconds since 1970."""
+    """What the header says beside `_OF_STATUS`; times in seconds, points in time since 1970."""
 
-    job: str  # the name of the job
-    state: str
     words: str  # how it is, in a few words
     tone: str  # `good`, `warning` (it stands still, or changes), `bad` or `over`
-    reason: str  # why, in a sentence; may be empty
-    policy: str  # what the job's policy says of its size; empty: it has none
-    command: tuple[str, ...]  # the command of the workers
-    leader: str | None  # the worker that leads; None: none does
-    term: int  # the term of the newest leader
     led_s: float  # since when it leads; 0: not known
-    generation: int  # the number of the newest generation
-    np: int  # the workers in that generation
+    np: int  # the workers in the newest generation
     joining: int  # the workers that prepare to join
     wanted: int  # the workers that are wanted
-    min_np: int  # fewer do not train
-    max_np: int | None  # more are not started; None: only horovodrun knows
-    sizes: str  # the numbers of workers that it may have, in words
-    step: int  # complete steps
-    epoch: int  # the number of the epoch, from 0
     samples_per_s: float | None  # of all workers together; None: the leader does not report
-    median_step_s: float  # the usual time of a step
-    global_batch: int  # samples of a batch of all workers; 0: not known
     goodput: float | None  # the fraction of the time that was not lost; None: no ring yet
     lost_s: float  # the seconds lost to switches, pauses and the present stand-still
     eta_s: float | None  # until the end of the training at the present speed; None: not known
@@ -227,7 +219,6 @@ class JobHeader(Record):
     is_cut: bool  # whether the oldest events of the log are gone
     ended_s: float | None
     standing_s: float  # for how long no step has completed that should have; 0: the job trains
-    zookeeper: str  # where this was read
 
 
 def job_header(
@@ -241,28 +232,13 @@ def job_header(
     if status.state.over or standing_s:
         samples_per_s = 0.0
     return JobHeader(
-        job=status.job,
-        state=str(status.state),
         words=words,
         tone=tone,
-        reason=status.reason,
-        policy=status.policy,
-        command=status.command,
-        leader=status.leader,
-        term=status.term,
         led_s=timeline.led_s if timeline.leader == status.leader else 0.0,
-        generation=status.generation,
         np=status.world_size,
         joining=_joining(status),
         wanted=sum((status.desired or status.assigned).values()),
-        min_np=status.min_np,
-        max_np=status.max_np,
-        sizes=status.sizes,
-        step=status.step,
-        epoch=status.epoch,
         samples_per_s=samples_per_s,
-        median_step_s=status.median_step_s,
-        global_batch=status.global_batch,
         goodput=None if goodput is None else round(goodput, 4),
         lost_s=round(timeline.lost_s + max(paused_s, standing_s), 3),
         eta_s=eta_s(status, standing_s) if report.is_fresh else None,
@@ -270,7 +246,6 @@ def job_header(
         is_cut=timeline.is_cut,
         ended_s=timeline.ended_s if status.state.over else None,
         standing_s=round(standing_s, 1),
-        zookeeper=status.zookeeper,
     )
 
 
@@ -416,7 +391,12 @@ def page_sections(reading: JobObservation, trace: JobTrace) -> dict[str, Any]:
     header = job_header(status, timeline, reading.report, reading.at_s)
     words, tone = with_incidents(header.words, header.tone, incidents, header.joining)
     return {
-        "header": replace(header, words=words, tone=tone),
+        "header": {
+            **{name: getattr(status, name) for name in _OF_STATUS},
+            **vars(header),
+            "words": words,
+            "tone": tone,
+        },
         "incidents": incidents,
         "timeline": timeline_section(timeline),
         "workers": worker_table(status, reading.learned.times),
