@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import edl.tensorflow
 from edl.binding import process
 from edl.errors import UsageError
 from edl.step.source import Batch, Repeat, Shard, Shuffle, Skip, Take
@@ -133,7 +132,7 @@ def the_seed_of_rank_0_becomes_that_of_all():
         sent.append(payload)
         return list(sent)
 
-    edl.tensorflow.Dataset = lambda arrays, batch_size, order: orders.append(order)
+    tensorflow_loop.Dataset = lambda arrays, batch_size, order: orders.append(order)
     for rank in range(4):
         tf.random.set_seed(42 + rank)
         part = slices().shuffle(12).shard(4, rank).batch(2, drop_remainder=True)

@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import keras
 import pytest
 
-import edl.tensorflow
 from edl.errors import UsageError
 from edl.tensorflow.keras_callbacks import Gated, GatedCSV, standing_in
 from edl.transparent import tensorflow_loop
 
-edl.tensorflow.KerasCallback = keras.callbacks.Callback  # it needs a job
+tensorflow_loop.KerasCallback = keras.callbacks.Callback  # it needs a job
 WORKER = SimpleNamespace(rank=1, warming_up=False, fits=SimpleNamespace(has_trained=True))
 
 
