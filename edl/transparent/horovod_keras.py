@@ -5,24 +5,48 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import keras
-from horovod.tensorflow import Compression
 
 from edl.binding.api import absent
 from edl.transparent import horovod_callbacks as callbacks
-from edl.transparent import horovod_tensorflow as _tensorflow
-
-_NOT_OF_KERAS = (
-    *("DistributedGradientTape", "Max", "Min", "Product"),
-    *("allgather_object", "grouped_allreduce", "join", "tf"),
+from edl.transparent.horovod_tensorflow import (
+    Adasum,
+    Average,
+    Compression,
+    DistributedOptimizer,
+    Sum,
+    allgather,
+    broadcast,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_variables,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
 )
-_SAME = [name for name in _tensorflow.__all__ if name not in _NOT_OF_KERAS]
-globals().update({name: getattr(_tensorflow, name) for name in _SAME})
-__all__ = ["callbacks", "load_model"]
-__all__ += _SAME
+from edl.transparent.horovod_tensorflow import allreduce as _allreduce
 
 
 def allreduce(value: Any, name: Any = None, average: Any = None, **named: Any) -> Any:
-    return _tensorflow.allreduce(value, average, **named)
+    return _allreduce(value, average, **named)
 
 
 def load_model(
@@ -34,9 +58,47 @@ def load_model(
 ) -> Any:
     own = {each.__name__: each for each in custom_optimizers or ()}
     model = keras.models.load_model(filepath, custom_objects={**own, **(custom_objects or {})})
-    _tensorflow.DistributedOptimizer(model.optimizer, compression=compression)
+    DistributedOptimizer(model.optimizer, compression=compression)
     return model
 
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "Sum",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_initialized",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
 
 if not TYPE_CHECKING:  # else every name would be one of this module's
     __getattr__ = absent("horovod.tensorflow.keras, as --transparent replaces it,")

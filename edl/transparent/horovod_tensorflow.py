@@ -16,14 +16,36 @@ from typing import TYPE_CHECKING, Any
 import horovod.tensorflow as _horovod
 import numpy as np
 import tensorflow as tf
+from horovod.tensorflow import (
+    Adasum,
+    Average,
+    Compression,
+    Max,
+    Min,
+    Product,
+    Sum,
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+    start_timeline,
+    stop_timeline,
+)
 from horovod.tensorflow import DistributedGradientTape as _DistributedGradientTape
 from horovod.tensorflow import DistributedOptimizer as _DistributedOptimizer
-from horovod.tensorflow import Max, Min, Product, Sum, global_process_set
 from keras.utils import set_random_seed
 
 import edl.tensorflow
 from edl.binding import process
 from edl.binding.api import absent
+from edl.binding.process import cross_rank, cross_size, is_initialized, local_size, shutdown
 from edl.errors import UsageError
 from edl.tensorflow.collectives import as_it_is
 from edl.tensorflow.replica import last_seed
@@ -32,9 +54,9 @@ from edl.transparent.script import (
     check_collective,
     check_has_ranks,
     check_reduction,
-    names_of,
     place_of_root,
 )
+from edl.transparent.script import ranks as size
 from edl.transparent.tensorflow_loop import TapeLoop, record_pipelines, replace_fit, script
 
 loop = TapeLoop(script.pipelines, script.exchanges)
@@ -204,8 +226,48 @@ _install()
 record_pipelines()
 replace_fit()
 
-globals().update(names_of(_horovod))
-__all__ = [one for one in dir(_horovod) if one in globals() and not one.startswith("_")]
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_variables",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allreduce",
+    "init",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
 
 if not TYPE_CHECKING:  # else every name would be one of this module's
     __getattr__ = absent("horovod.tensorflow, as --transparent replaces it,")

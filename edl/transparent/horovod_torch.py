@@ -12,23 +12,41 @@ from typing import Any
 
 import horovod.torch as _horovod
 import torch
-from horovod.torch import Average, Max, Min, Product, Sum, global_process_set
+from horovod.torch import (
+    Adasum,
+    Average,
+    Compression,
+    HorovodInternalError,
+    Max,
+    Min,
+    Product,
+    Sum,
+    SyncBatchNorm,
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+    start_timeline,
+    stop_timeline,
+)
 from horovod.torch import DistributedOptimizer as _DistributedOptimizer
 
 import edl.torch
 from edl.binding import process
+from edl.binding.process import cross_rank, cross_size, is_initialized, local_size, shutdown
 from edl.errors import UsageError
 from edl.torch.api import exchange_objects, reduce_as_horovod, reduced, tensors_of_all
 from edl.transparent import data_loading
 from edl.transparent.data_loading import ALL_CALL, loaders, model_with, shown
-from edl.transparent.script import (
-    check_collective,
-    check_has_ranks,
-    check_reduction,
-    names_of,
-    place_of_root,
-    ranks,
-)
+from edl.transparent.script import check_collective, check_has_ranks, check_reduction, place_of_root
+from edl.transparent.script import ranks as size
 from edl.transparent.training import refuse_gradient
 
 _SIGNATURE = inspect.signature(_DistributedOptimizer)
@@ -84,7 +102,7 @@ def DistributedOptimizer(
     )
     # As in Horovod, zeros stand for the gradient that no rank has computed in a step: weight decay
     # and momentum change the parameter.
-    reduce_as_horovod(required if ranks() > 1 else ())
+    reduce_as_horovod(required if size() > 1 else ())
     return loaders.optimizer
 
 
@@ -243,8 +261,60 @@ def broadcast_async_(*arguments: Any, **named: Any) -> int:
 
 data_loading.replace_loading()
 
-globals().update(names_of(_horovod, "HorovodInternalError", "SyncBatchNorm"))
-__all__ = [one for one in dir(_horovod) if one in globals() and not one.startswith("_")]
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "SyncBatchNorm",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "init",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
+]
 
 
 def __getattr__(name: str) -> Any:

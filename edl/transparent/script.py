@@ -47,21 +47,6 @@ TAKES_OVER = (
 )
 
 
-# What the script gets as it is: of Horovod's module, and of edl for any framework.
-OF_HOROVOD = (
-    *("Adasum", "Average", "Compression", "Max", "Min", "Product", "Sum", "global_process_set"),
-    *("ccl_built", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "mpi_built"),
-    *("mpi_enabled", "mpi_threads_supported", "nccl_built", "rocm_built"),
-    *("start_timeline", "stop_timeline"),
-)
-OF_EDL = ("cross_rank", "cross_size", "is_initialized", "local_size", "shutdown")
-
-
-def names_of(horovod: Any, *others: str) -> dict[str, Any]:
-    of_horovod = {name: getattr(horovod, name) for name in (*OF_HOROVOD, *others)}
-    return {**of_horovod, **{name: getattr(process, name) for name in OF_EDL}, "size": ranks}
-
-
 class Flag(int):
     """True, except while the process passes over epochs: `is_main = hvd.rank() == 0`."""
 
