@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 # --- Run long commands (pip, compilers) with their output in a log, and show how far they are.
 
 
-PLAIN_PERIOD_S = 20.0  # without a terminal: from one line to the next, while there is output
+PLAIN_PERIOD_S = 20.0  # without a terminal: how often a line is written while nothing else changes
 _PERCENT = re.compile(r"\[\s*(\d{1,3})%\]")  # make's, in CMake's makefiles
 
 
@@ -54,38 +55,53 @@ def run_logged(
     env: Mapping[str, str],
     console: Console,
 ) -> None:
-    if console.is_terminal:
-        columns = (SpinnerColumn(), TextColumn(what), BarColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console) as progress:
-            task = progress.add_task(what, total=None)
+    show = _live if console.is_terminal else _plain
+    show(command, what, log, env, console)
 
-            def draw(percent: int) -> None:
-                if percent >= 0:
-                    progress.update(task, total=100, completed=percent)
 
-            _stream(command, log, env, draw)
-            draw(100)
-        return
-    start = shown = time.monotonic()
+def _plain(
+    command: Sequence[str], what: str, log: Path, env: Mapping[str, str], console: Console
+) -> None:
+    start = time.monotonic()
+    state = {"percent": -1}
+    ended = threading.Event()
     console.print(f"{what} ...", soft_wrap=True)
 
-    def write(percent: int) -> None:
-        nonlocal shown
-        if (now := time.monotonic()) - shown >= PLAIN_PERIOD_S:
-            shown = now
-            done = f"{percent} %, " if percent >= 0 else ""
-            console.print(f"{what}: {done}{now - start:.0f} s", soft_wrap=True)
+    def report() -> None:
+        while not ended.wait(PLAIN_PERIOD_S):
+            percent = f"{state['percent']} %, " if state["percent"] >= 0 else ""
+            elapsed_s = time.monotonic() - start
+            console.print(f"{what}: {percent}{elapsed_s:.0f} s", soft_wrap=True)
 
-    _stream(command, log, env, write)
+    def on_percent(percent: int) -> None:
+        state["percent"] = percent
+
+    reporter = threading.Thread(target=report, name="edl-progress", daemon=True)
+    reporter.start()
+    try:
+        _stream(command, log, env, on_percent)
+    finally:
+        ended.set()
+        reporter.join()
     console.print(f"{what}: done in {time.monotonic() - start:.0f} s", soft_wrap=True)
 
 
-def _stream(
-    command: Sequence[str], log: Path, env: Mapping[str, str], on_line: Callable[[int], None]
+def _live(
+    command: Sequence[str], what: str, log: Path, env: Mapping[str, str], console: Console
 ) -> None:
-    """Run a command; `on_line` gets the percentage that it has shown last, -1 before, by line."""
+    columns = (SpinnerColumn(), TextColumn(what), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(what, total=None)
+        _stream(
+            command, log, env, lambda percent: progress.update(task, total=100, completed=percent)
+        )
+        progress.update(task, total=100, completed=100)
+
+
+def _stream(
+    command: Sequence[str], log: Path, env: Mapping[str, str], on_percent: Callable[[int], None]
+) -> None:
     tail: list[str] = []
-    percent = -1
     with log.open("a", encoding="utf-8") as sink:
         sink.write(f"$ {' '.join(command)}\n")
         sink.flush()
@@ -105,8 +121,7 @@ def _stream(
                     sink.flush()
                     tail = [*tail[-400:], line.rstrip()]
                     if found := _PERCENT.search(line):
-                        percent = min(int(found[1]), 100)
-                    on_line(percent)
+                        on_percent(min(int(found[1]), 100))
             except BaseException:  # Ctrl-C too: leave no compiler behind
                 process.terminate()
                 raise

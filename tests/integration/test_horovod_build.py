@@ -1,6 +1,7 @@
 """The patched Horovod: a failure is an error in time, the process can go on, and sums are right."""
 
 import http.server
+import io
 import json
 import os
 import signal
@@ -17,9 +18,10 @@ from urllib.parse import urlsplit
 
 import forked
 import pytest
+from rich.console import Console
 
 from edl import config, horovod_build
-from edl.install import horovod_wheel
+from edl.install import horovod_wheel, toolchain
 from edl.install import horovod_wheel as horovod_patches
 
 WORKER = Path(__file__).with_name("horovod_init_worker.py")
@@ -142,6 +144,20 @@ def outcome(process: subprocess.Popen[str]) -> dict[str, object]:
     output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, f"the worker ended with {process.returncode}"
     return dict(json.loads(output.splitlines()[-1]))
+
+
+def test_a_command_that_prints_nothing_is_seen_to_go_on_without_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolchain, "PLAIN_PERIOD_S", 0.1)
+    shown = io.StringIO()
+    toolchain.run_logged(
+        ["sleep", "1"], what="compiling", log=tmp_path / "log", env={}, console=Console(file=shown)
+    )
+    first, *between, last = shown.getvalue().splitlines()
+    assert (first, last) == ("compiling ...", "compiling: done in 1 s")
+    assert len(between) >= 2
+    assert {line.partition(":")[0] for line in between} == {"compiling"}
 
 
 def test_the_installed_horovod_has_every_patch_that_matters() -> None:
